@@ -1,0 +1,104 @@
+"""One class per failure; each is a subclass of the built-in that it specialises.
+
+Every message says what was done, at which path of which argument, and what to write
+instead. `bounded` keeps messages short whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_MESSAGE_LIMIT = 4_000
+_SHOWN = 5
+
+
+class AnabranchError(Exception):
+    """Base of all errors raised by anabranch."""
+
+
+class ContextValueNotSetError(AnabranchError, LookupError):
+    """A jit-aware context variable was read where no value is set."""
+
+
+class BehindBoundaryError(AnabranchError, LookupError):
+    """The value of a jit-aware context variable was set outside a jit-like boundary."""
+
+
+class ContextExitError(AnabranchError, RuntimeError):
+    """A context was left that is not open."""
+
+
+class NodeTypeError(AnabranchError, TypeError):
+    """An object is neither a node, a value nor a static, so that it cannot be split."""
+
+
+class StaticValueError(AnabranchError, TypeError):
+    """A static value cannot be compared, or would be shared although it is mutable."""
+
+
+class ValueWriteError(AnabranchError, TypeError):
+    """The children of an immutable value were replaced in place."""
+
+
+class AliasError(AnabranchError, ValueError):
+    """One object was given two different specs (axes, shardings, ...)."""
+
+
+class BroadcastWriteError(AnabranchError, ValueError):
+    """A broadcast Variable was left different in different lanes."""
+
+
+class StructureError(AnabranchError, ValueError):
+    """Two structures that have to agree differ."""
+
+
+class FilterError(AnabranchError, ValueError):
+    """A filter is invalid, matches nothing, or the filters are not exhaustive."""
+
+
+class UpdateError(AnabranchError, ValueError):
+    """A state does not fit the object that it is written to."""
+
+
+class TraceLevelError(AnabranchError, RuntimeError):
+    """An object was written from a trace that it does not belong to."""
+
+
+class CapturedWriteError(TraceLevelError):
+    """An object of an outer trace was changed inside a traced function."""
+
+
+class SpentTwinError(AnabranchError, RuntimeError):
+    """An inner twin was used after the trace that it was made for."""
+
+
+class ConcurrentWriteError(AnabranchError, RuntimeError):
+    """An object was changed by somebody else while a call was running."""
+
+
+class ContextTagError(AnabranchError, LookupError):
+    """A split or merge context was opened without its update context."""
+
+
+class MissingExtraError(AnabranchError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class UnsupportedJaxError(AnabranchError, RuntimeError):
+    """The installed JAX does not behave as anabranch expects."""
+
+
+def bounded(text: str) -> str:
+    """Cut a message to 4,000 characters."""
+    if len(text) <= _MESSAGE_LIMIT:
+        return text
+    return text[: _MESSAGE_LIMIT - 40] + f"\n... ({len(text):,} characters in all)"
+
+
+def first_few(lines: Iterable[str]) -> str:
+    """Join the first five lines, indented, and count the rest."""
+    rows = list(lines)
+    shown = [f"  {row[:400]}" for row in rows[:_SHOWN]]
+    if len(rows) > _SHOWN:
+        shown.append(f"  ... and {len(rows) - _SHOWN} more")
+    return "\n".join(shown)
