@@ -41,11 +41,12 @@ test: $(VENV)/.installed-test
 demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/digits.py
 
-# The package is checked with the extras of the tests present, so that optional imports have types.
+# The package is checked with the extras of the tests present, so that optional imports have types; pyright
+# brings its own node.
 lint: $(VENV)/.installed-test $(VENV)/.installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+	PYRIGHT_PYTHON_GLOBAL_NODE=0 $(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.installed-lint
 	$(BIN)/ruff check --fix .

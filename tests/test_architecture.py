@@ -45,8 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 _TRANSFORMS = """
     jit pmap vmap shard_map grad value_and_grad vjp jvp linearize linear_transpose
-    jacfwd jacrev hessian custom_vjp custom_jvp custom_gradient custom_batching remat checkpoint eval_shape
-    make_jaxpr closure_convert named_call
+    jacfwd jacrev hessian custom_vjp custom_jvp custom_gradient custom_batching remat checkpoint
+    eval_shape make_jaxpr closure_convert named_call
 """.split()
 _CONTROL_FLOW = """
     scan associative_scan map fori_loop while_loop cond switch custom_root custom_linear_solve
