@@ -9,7 +9,8 @@ TESTS ?=
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input \
+# -qq: errors only.
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
   --upgrade --upgrade-strategy eager $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
 .PHONY: help test demo lint format clean
