@@ -276,7 +276,9 @@ def example_failures(obj: object, name: str) -> list[str]:
     """Run the examples of `obj` and, of a class, those of its methods; return what went wrong."""
     names = {"ab": importlib.import_module("anabranch"), "jax": jax, "jnp": jnp, "np": np}
     output: list[str] = []
-    for test in doctest.DocTestFinder().find(obj, name, globs={**names, **PACKAGES}):
+    # Of a public module only its own docstring: what it exports is public by itself.
+    finder = doctest.DocTestFinder(recurse=not inspect.ismodule(obj))
+    for test in finder.find(obj, name, globs={**names, **PACKAGES}):
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         doctest.DocTestRunner(optionflags=flags, verbose=False).run(test, out=output.append)
     return output
