@@ -24,6 +24,10 @@ class BehindBoundaryError(AnabranchError, LookupError):
     """The value of a jit-aware context variable was set outside a jit-like boundary."""
 
 
+class MissingStateError(AnabranchError, LookupError):
+    """The current state dictionary has no state for a stateful node."""
+
+
 class ContextExitError(AnabranchError, RuntimeError):
     """A context was left that is not open."""
 
