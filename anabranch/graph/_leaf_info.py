@@ -1,0 +1,94 @@
+"""What is static about the leaves of a State: where each one is and what kind it is.
+
+The infos of a State are its aux data. JAX compares aux data with `==` on every call, hence a
+`NamedTuple` (compared and hashed in C) and plain equality: whoever builds infos sees to it that
+1, True and 1.0 differ in the metadata.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Hashable, Sequence
+
+from anabranch.errors import StructureError, bounded, first_few
+from anabranch.graph._filters import Path
+
+_SHOWN_INFOS = 8
+_SHOWN_CHARACTERS = 200
+
+
+def path_text(path: Path) -> str:
+    """Show a path as it is written behind a State, `['layers'][0]['w']`, in 200 characters."""
+    text = "".join(f"[{key!r}]" for key in path) or "[()]"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
+
+class LeafInfo(typing.NamedTuple):
+    """Say what is static about one leaf.
+
+    Arguments:
+      path: where the leaf is.
+      kind: the class of its Variable; `jax.Array` for a plain array attribute.
+      metadata: the metadata of its Variable, in a form that compares strictly with `==`.
+
+    >>> import anabranch as ab
+    >>> ab.State.from_flat({("w",): np.ones(2)}, kinds=ab.Param).infos[0].path
+    ('w',)
+    """
+
+    path: Path
+    kind: type
+    metadata: tuple[tuple[str, Hashable], ...] = ()
+
+
+class LeafInfos(tuple[LeafInfo, ...]):
+    """The infos of a State: a tuple with a short repr.
+
+    JAX prints both tuples when two structures differ; for a large model that were megabytes.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        rows = [f"{path_text(info.path)} {info.kind.__name__}" for info in self[:_SHOWN_INFOS]]
+        if len(self) > _SHOWN_INFOS:
+            rows.append(f"... {len(self):,} leaves")
+        # The hash tells two tuples apart that begin alike.
+        return f"<{', '.join(rows)}; fingerprint {hash(self) & 0xFFFF_FFFF:08x}>"
+
+
+class LeafKey(typing.NamedTuple):
+    """The key of a leaf in the key paths of `jax.tree_util`; its text is the whole path.
+
+    No `DictKey`: code that looks at the `key` of the last entry to find, say, all biases would
+    compare a tuple with a string, and silently find none.
+    """
+
+    path: Path
+
+    def __str__(self) -> str:
+        return path_text(self.path)
+
+
+def check_paths_are_disjoint(infos: Sequence[LeafInfo]) -> None:
+    """Refuse two leaves at one path, and a leaf below another one.
+
+    Raises:
+      StructureError: there are such leaves; the message names their paths.
+    """
+    seen: set[Path] = set()
+    twice: list[str] = []
+    for info in infos:
+        if info.path in seen:
+            twice.append(path_text(info.path))
+        seen.add(info.path)
+    if twice:
+        raise StructureError(bounded(f"more than one leaf at the same path:\n{first_few(twice)}"))
+    below = [
+        f"{path_text(path)} is below the leaf at {path_text(path[:length])}"
+        for path in seen
+        for length in range(len(path))
+        if path[:length] in seen
+    ]
+    if below:
+        raise StructureError(bounded(f"leaves have no room for others:\n{first_few(below)}"))
