@@ -99,6 +99,7 @@ def _plumb(
 ) -> Callable[P, R]:
     if isinstance(fn, (staticmethod, classmethod)) or not callable(fn):
         raise TypeError(f"plumb_and_transform takes a function, not {fn!r}.")
+    whose = _name_of(fn)
     transformed = transform_to_apply(
         _make_inner(fn, create_context_managers_after, compute_extra_output_after)
     )
@@ -110,7 +111,7 @@ def _plumb(
             return output
         if not isinstance(output, (tuple, list)) or len(cast("tuple[Any, ...]", output)) != 2:
             got = f"a {type(output).__name__}"
-            raise StructureError(bounded(_NO_PAIR.format(name=_name_of(fn), got=got)))
+            raise StructureError(bounded(_NO_PAIR.format(name=whose, got=got)))
         result, extra_output = cast("tuple[R, Any]", output)
         consume_extra_output(extra_output)
         return result
