@@ -10,6 +10,8 @@ from __future__ import annotations
 import typing
 from collections.abc import Hashable, Sequence
 
+import jax
+
 from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph._filters import Path
 
@@ -40,6 +42,20 @@ class LeafInfo(typing.NamedTuple):
     kind: type
     metadata: tuple[tuple[str, Hashable], ...] = ()
 
+    @property
+    def kind_text(self) -> str:
+        """The kind as messages show it; some versions of JAX name the array class otherwise."""
+        return "Array" if self.kind is jax.Array else self.kind.__name__
+
+    def __reduce__(self) -> tuple[typing.Any, ...]:
+        # jax 0.10 can pickle arrays but not their class.
+        kind = None if self.kind is jax.Array else self.kind
+        return _restore, (self.path, kind, self.metadata)
+
+
+def _restore(path: Path, kind: type | None, metadata: tuple[tuple[str, Hashable], ...]) -> LeafInfo:
+    return LeafInfo(path, jax.Array if kind is None else kind, metadata)
+
 
 class LeafInfos(tuple[LeafInfo, ...]):
     """The infos of a State: a tuple with a short repr.
@@ -50,7 +66,7 @@ class LeafInfos(tuple[LeafInfo, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        rows = [f"{path_text(info.path)} {info.kind.__name__}" for info in self[:_SHOWN_INFOS]]
+        rows = [f"{path_text(info.path)} {info.kind_text}" for info in self[:_SHOWN_INFOS]]
         if len(self) > _SHOWN_INFOS:
             rows.append(f"... {len(self):,} leaves")
         # The hash tells two tuples apart that begin alike.

@@ -109,8 +109,8 @@ class NestedReading(Mapping[Hashable, typing.Any]):
             raise KeyError(self._missing_text(key))
         return found
 
-    def _missing_text(self, key: Hashable) -> str:
-        """Say what is missing, and name a few keys that are there, similar ones first."""
+    def _missing_text(self, key: Hashable, what: str = "nothing") -> str:
+        """Say what is not there, and name a few keys that are there, similar ones first."""
         path: Path = key if isinstance(key, tuple) else (key,)
         # A key is compared with keys and a path with paths; finding similar ones is slow.
         paths = [p if isinstance(key, tuple) else p[:1] for p in self.paths[:1_000]]
@@ -118,7 +118,7 @@ class NestedReading(Mapping[Hashable, typing.Any]):
         similar = difflib.get_close_matches(path_text(path), texts, n=5, cutoff=0.5)
         shown = list(dict.fromkeys([*similar, *texts]))[:5]
         known = ", ".join(shown) + (", ..." if len(texts) > len(shown) else "")
-        return bounded(f"State has nothing at {path_text(path)}; it has {known or 'no leaves'}")
+        return bounded(f"State has {what} at {path_text(path)}; it has {known or 'no leaves'}")
 
     def __contains__(self, key: object) -> bool:
         return self._find(key) is not _MISSING

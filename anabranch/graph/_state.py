@@ -219,7 +219,7 @@ class State(NestedReading):
             return self
         parts, left = self._assign(filters)
         if left:
-            rows = (f"{path_text(info.path)}  {info.kind.__name__}" for info in left)
+            rows = (f"{path_text(info.path)}  {info.kind_text}" for info in left)
             raise FilterError(
                 bounded(
                     f"State.split: no filter matches\n{first_few(rows)}\n"
@@ -282,7 +282,9 @@ class State(NestedReading):
         for key, leaf in (new.flat() if isinstance(new, State) else new).items():
             position = self._position_of(key)
             if position is None:
-                raise KeyError(self._missing_text(key if isinstance(key, tuple) else (key,)))
+                raise KeyError(
+                    self._missing_text(key if isinstance(key, tuple) else (key,), "no leaf")
+                )
             leaves[position] = leaf
         return State(self._infos, tuple(leaves))
 
@@ -299,7 +301,7 @@ class State(NestedReading):
 
     def __repr__(self) -> str:
         rows = [
-            f"  {path_text(info.path)}  {info.kind.__name__}  {leaf_text(leaf)}"
+            f"  {path_text(info.path)}  {info.kind_text}  {leaf_text(leaf)}"
             for info, leaf in zip(self._infos[:_SHOWN_ROWS], self._leaves, strict=False)
         ]
         if len(self._infos) > _SHOWN_ROWS:
