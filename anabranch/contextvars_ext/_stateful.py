@@ -204,7 +204,7 @@ def _split_attributes(
     dynamic: dict[str, Any] = {}
     static: list[tuple[str, Hashable]] = []
     attributes = vars(node)
-    static_names = type(node)._static_names  # pyright: ignore[reportPrivateUsage]
+    static_names = type(node)._static_names
     # By name: the order in which attributes were set must not matter to jit.
     for name in sorted(attributes):
         if name == "unique_id" or name in static_names:
