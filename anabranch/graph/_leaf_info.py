@@ -73,6 +73,51 @@ class LeafInfos(tuple[LeafInfo, ...]):
         return f"<{', '.join(rows)}; fingerprint {hash(self) & 0xFFFF_FFFF:08x}>"
 
 
+class DeferredInfos:
+    """The infos of all leaves of a graphdef, found when somebody asks for them.
+
+    The paths of a chain of n nodes have n * n / 2 keys in all, and a State that is merged again, or
+    mapped over, needs none of them.
+    """
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: _HasInfos) -> None:
+        self._source = source
+
+    def found(self) -> tuple[LeafInfo, ...]:
+        """Return the infos."""
+        return self._source.infos
+
+    def belongs_to(self, source: object) -> bool:
+        """Tell whether these are the infos of an object, in its order."""
+        return self._source is source
+
+    def __len__(self) -> int:
+        return self._source.num_leaves
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, DeferredInfos):
+            return self._source is other._source or self.found() == other.found()
+        return self.found() == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.found())  # as the tuple that it may equal
+
+    def __repr__(self) -> str:
+        return repr(LeafInfos(self.found()))
+
+    def __reduce__(self) -> tuple[type, tuple[typing.Any, ...]]:
+        return LeafInfos, (self.found(),)
+
+
+class _HasInfos(typing.Protocol):
+    @property
+    def infos(self) -> tuple[LeafInfo, ...]: ...
+    @property
+    def num_leaves(self) -> int: ...
+
+
 class LeafKey(typing.NamedTuple):
     """The key of a leaf in the key paths of `jax.tree_util`; its text is the whole path.
 

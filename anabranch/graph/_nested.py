@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 from anabranch.errors import bounded
 from anabranch.graph._filters import Path
-from anabranch.graph._leaf_info import LeafInfo, LeafInfos, path_text
+from anabranch.graph._leaf_info import DeferredInfos, LeafInfo, LeafInfos, path_text
 
 
 class _Missing:
@@ -29,18 +29,21 @@ class NestedReading(Mapping[Hashable, typing.Any]):
     path.
     """
 
-    __slots__ = ("__weakref__", "_children", "_infos", "_leaves", "_positions")
+    __slots__ = ("__weakref__", "_children", "_leaves", "_positions", "_source")
 
-    _infos: LeafInfos
+    _source: LeafInfos | DeferredInfos
     _leaves: tuple[typing.Any, ...]
     # Built on the first lookup: most States are never read by key.
     _children: dict[Hashable, typing.Any] | None
     _positions: dict[Path, int] | None
 
-    def __init__(self, infos: tuple[LeafInfo, ...], leaves: tuple[typing.Any, ...]) -> None:
+    def __init__(
+        self, infos: tuple[LeafInfo, ...] | DeferredInfos, leaves: tuple[typing.Any, ...]
+    ) -> None:
         if len(infos) != len(leaves):
             raise ValueError(f"State: {len(infos)} infos but {len(leaves)} leaves")
-        self._infos = infos if isinstance(infos, LeafInfos) else LeafInfos(infos)
+        kept = isinstance(infos, (LeafInfos, DeferredInfos))
+        self._source = infos if kept else LeafInfos(infos)
         self._leaves = leaves
         self._children = None
         self._positions = None
@@ -49,6 +52,11 @@ class NestedReading(Mapping[Hashable, typing.Any]):
     def infos(self) -> tuple[LeafInfo, ...]:
         """The static part of each leaf."""
         return self._infos
+
+    @property
+    def _infos(self) -> tuple[LeafInfo, ...]:
+        source = self._source
+        return source.found() if isinstance(source, DeferredInfos) else source
 
     @property
     def leaves(self) -> tuple[typing.Any, ...]:

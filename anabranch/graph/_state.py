@@ -21,6 +21,7 @@ from anabranch.graph import _static, _variable
 from anabranch.graph._filters import Filter, Path, first_match, to_predicates
 from anabranch.graph._leaf import are_same, check_is_array, leaf_text
 from anabranch.graph._leaf_info import (
+    DeferredInfos,
     LeafInfo,
     LeafInfos,
     LeafKey,
@@ -290,11 +291,20 @@ class State(NestedReading):
 
     # What Python asks of a value
 
+    def is_of(self, source: object) -> bool:
+        """Tell, without finding the paths, whether these are all leaves of a graphdef, in order.
+
+        >>> import anabranch as ab
+        >>> graphdef, state = ab.split(ab.Param(1.0)); state.is_of(graphdef)
+        True
+        """
+        return isinstance(self._source, DeferredInfos) and self._source.belongs_to(source)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State):
             return NotImplemented
         return self is other or (
-            self._infos == other._infos and all(map(are_same, self._leaves, other._leaves))
+            self._source == other._source and all(map(are_same, self._leaves, other._leaves))
         )
 
     __hash__ = None
@@ -313,10 +323,10 @@ class State(NestedReading):
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> State:
         # Metadata is static: a copy of it might compare unequal.
-        return State(self._infos, copy.deepcopy(self._leaves, memo))
+        return State(self._source, copy.deepcopy(self._leaves, memo))
 
     def __reduce__(self) -> tuple[typing.Any, ...]:
-        return State, (self._infos, self._leaves)
+        return State, (self._source, self._leaves)
 
 
 def _as_variable(info: LeafInfo, leaf: typing.Any) -> typing.Any:
@@ -329,18 +339,20 @@ def _as_variable(info: LeafInfo, leaf: typing.Any) -> typing.Any:
     return _variable.stand_in(info.kind, leaf, metadata)
 
 
-def _flatten(state: State) -> tuple[tuple[typing.Any, ...], tuple[LeafInfo, ...]]:
-    return state.leaves, state.infos
+def _flatten(
+    state: State,
+) -> tuple[tuple[typing.Any, ...], LeafInfos | DeferredInfos]:
+    return state.leaves, state._source
 
 
 def _flatten_with_keys(
     state: State,
-) -> tuple[list[tuple[LeafKey, typing.Any]], tuple[LeafInfo, ...]]:
+) -> tuple[list[tuple[LeafKey, typing.Any]], LeafInfos | DeferredInfos]:
     keys = (LeafKey(info.path) for info in state.infos)
-    return list(zip(keys, state.leaves, strict=True)), state.infos
+    return list(zip(keys, state.leaves, strict=True)), state._source
 
 
-def _unflatten(infos: tuple[LeafInfo, ...], leaves: Iterable[typing.Any]) -> State:
+def _unflatten(infos: LeafInfos | DeferredInfos, leaves: Iterable[typing.Any]) -> State:
     return State(infos, tuple(leaves))
 
 

@@ -1,0 +1,76 @@
+"""Build objects from entries: nodes are made empty, values from their children, then nodes filled.
+
+Making all nodes first is what lets cycles and shared objects come back; values come in reverse
+order, since the children of a value have higher indices than the value itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from anabranch.graph import _static
+from anabranch.graph._graphdef import Edge, Entry
+
+_NONE: Mapping[int, Any] = {}
+
+
+class Built:
+    """Objects by index, and what each of them was made of."""
+
+    __slots__ = ("contents", "objects", "resolve")
+
+    def __init__(
+        self,
+        objects: list[Any],
+        contents: list[Sequence[Any]],
+        resolve: Callable[[Edge], Any],
+    ) -> None:
+        self.objects = objects  # known objects first
+        self.contents = contents  # of the built ones: their children
+        self.resolve = resolve  # from an edge to the object, leaf or static value
+
+
+def build(
+    entries: Sequence[Entry],
+    leaf: Callable[[int], Any],
+    known: Sequence[Any] = (),
+    existing: Mapping[int, Any] = _NONE,
+) -> Built:
+    """Build the objects of a table.
+
+    Arguments:
+        entries: their indices start at `len(known)`.
+        leaf: from the number of a leaf to its value.
+        known: the objects that lower indices refer to.
+        existing: nodes, by position in the table, that exist already: they are referred to, and
+            left as they are.
+    """
+    base = len(known)
+    objects: list[Any] = list(known)
+    for i, (kind, cls, extra, _, _) in enumerate(entries):
+        if i in existing:
+            objects.append(existing[i])
+        else:
+            objects.append(kind.create(cls, extra) if kind.identity else None)
+
+    def resolve(edge: Edge) -> Any:
+        if type(edge) is int:
+            return objects[edge] if edge >= 0 else leaf(~edge)
+        return _static.decode(edge)  # type: ignore[arg-type]
+
+    contents: list[Sequence[Any]] = [()] * len(entries)
+    nodes: list[int] = []
+    for i in range(len(entries) - 1, -1, -1):
+        kind, cls, extra, keys, edges = entries[i]
+        if kind.identity:
+            nodes.append(i)
+            continue
+        contents[i] = values = [resolve(edge) for edge in edges]
+        objects[base + i] = kind.build(cls, extra, keys, values)
+    for i in reversed(nodes):
+        kind, _, extra, keys, edges = entries[i]
+        contents[i] = values = [resolve(edge) for edge in edges]
+        if i not in existing:
+            kind.fill(objects[base + i], extra, keys, values)
+    return Built(objects, contents, resolve)

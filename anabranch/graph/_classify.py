@@ -1,0 +1,236 @@
+"""What a thing is: leaf, number, static, node or value; the first match decides.
+
+1. Variables, Modules and registered classes are nodes (or opaque statics, if so registered).
+2. Classes that a resolver of `add_resolver` knows (objects of other libraries).
+3. Exact lists, dicts and their kin are nodes; subclasses of them are refused.
+4. Instances of unfrozen dataclasses are nodes.
+5. Immutable containers are values: tuples, bound methods, partials, types registered with JAX,
+   frozen dataclasses.
+6. Other instances that have state and hash by identity are refused.
+7. Everything else that can be hashed is static.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias, TypeVar, overload
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from anabranch.errors import NodeTypeError
+from anabranch.graph import _kinds, _module
+from anabranch.graph._kinds import Kind
+from anabranch.graph._module import Module
+from anabranch.graph._static import EXACT_BY_TYPE
+from anabranch.graph._variable import Variable
+
+C = TypeVar("C", bound=type)
+
+
+class Leaf:
+    """An array: what is traced."""
+
+
+class Number:
+    """A Python number or numpy scalar: traced in some places, static in others."""
+
+
+class Static:
+    """A hashable value, compared by type and value."""
+
+
+class Opaque:
+    """A registered object that is static although it hashes by identity."""
+
+
+class Unknown:
+    """An instance that has to be looked at, one by one."""
+
+
+LEAF: Final = Leaf()
+NUMBER: Final = Number()
+STATIC: Final = Static()
+OPAQUE: Final = Opaque()
+UNKNOWN: Final = Unknown()
+Rule: TypeAlias = "Kind | Leaf | Number | Static | Opaque | Unknown"
+
+RULES: dict[type, Rule] = {
+    **_kinds.EXACT,
+    **dict.fromkeys((bool, int, float, complex), NUMBER),
+    **dict.fromkeys(EXACT_BY_TYPE - {bool, int}, STATIC),
+    np.ndarray: LEAF,
+    jax.ShapeDtypeStruct: LEAF,
+}
+"""Per type, found once."""
+
+_REGISTERED: dict[type, Rule] = {}
+_RESOLVERS: list[Callable[[type], Rule | None]] = []
+
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ModuleType,
+    type,
+)
+# Objects of these libraries that hash by identity are functions, locks and loggers.
+_STATIC_LIBRARIES = frozenset({"jax", "jaxlib", "numpy", "functools", "logging", "threading"})
+
+
+def rule_of(obj: Any) -> Rule:
+    """Return what an object is, by its type."""
+    cls: type = type(obj)
+    rule = RULES.get(cls)
+    if rule is None:
+        rule = RULES[cls] = _classify(cls, obj)
+    return rule
+
+
+def _classify(cls: type, obj: Any) -> Rule:
+    if issubclass(cls, Variable):
+        return _kinds.VARIABLE
+    if cls in _REGISTERED:
+        return _REGISTERED[cls]
+    if issubclass(cls, Module):
+        return _kinds.MODULE
+    for resolve in _RESOLVERS:
+        rule = resolve(cls)
+        if rule is not None:
+            return rule
+    if isinstance(obj, (jax.Array, jax.core.Tracer)) or is_ref(obj):
+        return LEAF
+    if issubclass(cls, np.generic):
+        return NUMBER if issubclass(cls, (np.number, np.bool_)) else STATIC
+    dataclass = dataclasses.is_dataclass(cls)
+    if dataclass and not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return _kinds.OBJECT
+    if issubclass(cls, functools.partial):
+        return _kinds.PARTIAL
+    if _is_static_type(cls):
+        return STATIC
+    if _registered_with_jax(obj):
+        return _kinds.PYTREE
+    if dataclass:
+        return _kinds.FROZEN
+    if issubclass(cls, tuple):
+        return _kinds.TUPLE if hasattr(cls, "_fields") else STATIC
+    return UNKNOWN
+
+
+def is_ref(obj: Any) -> bool:
+    ref: Any = getattr(jax, "Ref", None)
+    return ref is not None and isinstance(obj, ref)
+
+
+def _is_static_type(cls: type) -> bool:
+    from anabranch.graph._graphdef import GraphDef  # it needs the walk, which needs this file
+
+    return cls is GraphDef or issubclass(cls, _FUNCTIONS)
+
+
+def _registered_with_jax(obj: Any) -> bool:
+    leaves = jtu.tree_leaves(obj, is_leaf=lambda x: x is not obj)
+    return not (len(leaves) == 1 and leaves[0] is obj)
+
+
+def check_static(obj: Any) -> None:
+    """Raise `NodeTypeError` unless an instance of an unknown type may be static."""
+    cls: type = type(obj)
+    name = cls.__qualname__
+    for base in (list, dict, set, deque, np.ndarray):
+        if issubclass(cls, base):
+            raise NodeTypeError(
+                f"{name} is a subclass of {base.__name__}, whose own behaviour cannot be seen: "
+                f"use an exact {base.__name__}, or a Module that holds one"
+            )
+    if cls.__hash__ is None:
+        raise NodeTypeError(
+            f"{name} is neither a node nor hashable: decorate its class with `@graph.node` to "
+            "have its attributes tracked, or make it hashable to have it static"
+        )
+    if cls.__hash__ is not object.__hash__:
+        return
+    if hasattr(cls, "__next__"):
+        raise NodeTypeError(f"{name} is an iterator, whose state cannot be seen: use a list")
+    if cls.__module__.partition(".")[0] not in _STATIC_LIBRARIES and _has_state(obj):
+        raise NodeTypeError(
+            f"{name} has state, hashes by identity and is not registered, so changes of it would "
+            f"be lost: decorate the class with `@graph.node` to have its attributes tracked, or "
+            "with `@graph.node(static=True)` if it never changes inside a transformed function"
+        )
+
+
+def _has_state(obj: Any) -> bool:
+    if getattr(obj, "__dict__", None):
+        return True
+    return any(hasattr(obj, name) for name in _module.slot_names(type(obj)))
+
+
+def register_node(cls: type, *, static: bool = False) -> None:
+    """Declare instances of a class to be nodes, or opaque statics.
+
+    Arguments:
+        cls: a class whose state is in `__dict__` and slots.
+        static: the objects are no nodes; their attributes are static, compared before and after
+            a trace, and never written.
+
+    Raises:
+        NodeTypeError: if instances keep state in C, like subclasses of dict.
+
+    >>> import anabranch as ab
+    >>> class Point:
+    ...     def __init__(self, x): self.x = x
+    >>> ab.graph.register_node(Point)
+    >>> p = Point(ab.Param(1.0)); len(ab.state(p).leaves)
+    1
+    """
+    if issubclass(cls, (Module, Variable)):
+        if static:
+            raise NodeTypeError(f"{cls.__qualname__} is always a node and cannot be static")
+        return
+    layout: Any = next(b for b in cls.__mro__ if not b.__flags__ & _module.IS_HEAP_TYPE)
+    if layout is not object:
+        raise NodeTypeError(
+            f"{cls.__qualname__} derives from {layout.__name__}, whose state lives in C and "
+            f"cannot be split: hold a {layout.__name__} as an attribute instead"
+        )
+    _REGISTERED[cls] = RULES[cls] = OPAQUE if static else _kinds.OBJECT
+
+
+@overload
+def node(cls: C, /) -> C: ...
+@overload
+def node(*, static: bool = False) -> Callable[[C], C]: ...
+def node(cls: Any = None, /, *, static: bool = False) -> Any:
+    """Declare a class, as a decorator, to be a node: see `register_node`.
+
+    >>> import anabranch as ab
+    >>> @ab.graph.node
+    ... class Walker:
+    ...     def __init__(self): self.at = ab.Variable(0)
+    ...     @ab.jit
+    ...     def step(self): self.at.value += 1
+    >>> w = Walker(); w.step(); int(w.at)
+    1
+    """
+
+    def decorate(cls: C) -> C:
+        register_node(cls, static=static)
+        return cls
+
+    return decorate if cls is None else decorate(cls)
+
+
+def add_resolver(resolve: Callable[[type], Rule | None]) -> None:
+    """Let another library's classes be known: the resolver returns their kind, or None."""
+    _RESOLVERS.append(resolve)
+    for cls in [c for c in RULES if resolve(c) is not None]:
+        del RULES[cls]

@@ -1,0 +1,210 @@
+"""Steps 2 to 4: what a function did to its objects, and how it is done to the caller's.
+
+Inside a transform the objects are built anew around tracers: **twins**. Afterwards every twin is
+compared, by identity, with what it was built from, also those that are no longer reachable. The
+difference is a static `Delta` and the values of its **slots**. Outside, the delta is played on the
+caller's objects: everything is computed first, then written under an undo log.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from anabranch.errors import (
+    CapturedWriteError,
+    ConcurrentWriteError,
+    NodeTypeError,
+    StaticValueError,
+    ValueWriteError,
+)
+from anabranch.graph import _classify, _kinds
+from anabranch.graph._build import Built, build
+from anabranch.graph._flatten import Flat, is_same, namer
+from anabranch.graph._graphdef import Edge, Entry, GraphDef
+from anabranch.graph._kinds import Kind
+from anabranch.graph._tokens import owns
+from anabranch.graph._walk import Contents, Walk
+
+
+class Delta(NamedTuple):
+    """What a function did. Edges to leaves count slots, not the leaves of the arguments."""
+
+    changed: tuple[tuple[int, Entry], ...]  # known objects, with all of their new contents
+    new: tuple[Entry, ...]  # numbered from the number of known objects
+    root: Edge  # the return value
+    num_slots: int
+
+
+class Diff(NamedTuple):
+    """A delta and what only the inside knows of it."""
+
+    delta: Delta
+    slots: list[Any]  # tracers and arrays, one for each edge to a leaf
+    new: list[Any]  # objects made by the function, in the order of `delta.new`
+
+
+_MUTABLE_VALUES = frozenset({_kinds.PARTIAL, _kinds.FROZEN, _kinds.PYTREE})
+
+
+def diff(
+    graphdef: GraphDef,
+    built: Built,
+    result: Any,
+    *,
+    lanes: bool = False,
+) -> Diff:
+    """Compare twins with what they were built from.
+
+    Arguments:
+        graphdef: what the twins were built from.
+        built: the twins.
+        result: what the function returned.
+        lanes: the function runs once a lane: numbers that it leaves behind become leaves, which
+            are stacked, and values are opened, as their leaves may leave along another axis.
+
+    Raises:
+        CapturedWriteError: an object of an outer trace turned up that is no argument.
+        ValueWriteError: an immutable value was changed in place.
+        NodeTypeError: something is left behind that cannot be walked.
+    """
+    twins = built.objects
+    changed = [*_changes(graphdef, built)]
+    known = twins
+    if lanes:
+        known = [t if e.kind.identity else None for t, e in zip(twins, graphdef.entries)]
+    walk = Walk(variable_numbers=lanes, known=known)
+    name = namer(graphdef)
+    entries: list[tuple[int, Entry]] = []
+    for index, contents in changed:
+        try:
+            entries.append((index, walk.entry(twins[index], contents)))
+        except (NodeTypeError, StaticValueError) as error:
+            raise type(error)(f"{name(index)}{error}") from None
+    root = walk.edge(result, "the return value", numbers=lanes)
+    _check_made_here(walk.objects)
+    new: tuple[Any, ...] = tuple(walk.entries)
+    return Diff(Delta(tuple(entries), new, root, len(walk.leaves)), walk.leaves, walk.objects)
+
+
+def _changes(graphdef: GraphDef, built: Built) -> list[tuple[int, Contents]]:
+    """Return the index and the contents of the twins that were changed."""
+    found: list[tuple[int, Contents]] = []
+    for index, (kind, cls, extra, keys, _) in enumerate(graphdef.entries):
+        if kind.identity:
+            twin = built.objects[index]
+            contents = kind.open(twin)
+            same_class = type(twin) is cls
+            if not (same_class and is_same(contents, (extra, keys, built.contents[index]))):
+                if not same_class:
+                    _check_class(twin, kind)
+                found.append((index, contents))
+        elif kind in _MUTABLE_VALUES:
+            contents = kind.open(built.objects[index])
+            if not is_same(contents, (contents[0], keys, built.contents[index])):
+                raise ValueWriteError(
+                    f"{namer(graphdef)(index)}: this {cls.__name__} is an immutable value, but "
+                    "it was changed in place, which cannot be brought back to the caller's "
+                    "object: make a new one and assign it, or decorate the class with "
+                    "`@graph.node` if its objects have identity"
+                )
+    return found
+
+
+def _check_class(twin: Any, kind: Kind) -> None:
+    if _classify.rule_of(twin) is not kind:
+        raise NodeTypeError(f"the class of an object was set to {type(twin).__name__}")
+
+
+def _check_made_here(objects: Sequence[Any]) -> None:
+    """Raise for objects of an outer trace, which would come back as copies of themselves."""
+    for obj in objects:
+        kind = _classify.rule_of(obj)
+        if kind is _kinds.VARIABLE:
+            token = obj._token
+        elif kind is _kinds.MODULE:
+            token = object.__getattribute__(obj, "_ab_token")
+        else:
+            continue
+        if not owns(token):
+            raise CapturedWriteError(
+                f"a {type(obj).__name__} that was made outside of the traced function, and that "
+                "is none of its arguments, is returned or was assigned to an attribute: it "
+                "would come back as a copy. Pass it as an argument"
+            )
+
+
+class Write(NamedTuple):
+    """New contents for one object."""
+
+    obj: Any
+    cls: type
+    contents: Contents
+
+
+def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
+    """Play a delta on the caller's objects, all or nothing, and return the result.
+
+    Arguments:
+        delta: what the function did.
+        flat: what the caller's objects were when the function was called.
+        slot: from the number of a slot to its value.
+
+    Raises:
+        ConcurrentWriteError: somebody else has changed an object that is to be written.
+        CapturedWriteError: an object to be written belongs to another trace level.
+    """
+    built = build(delta.new, slot, known=flat.objects)
+    writes: list[Write] = []
+    for index, entry in delta.changed:
+        values = [built.resolve(edge) for edge in entry.edges]
+        contents = (entry.extra, entry.keys, values)
+        writes.append(Write(flat.objects[index], entry.cls, contents))
+    if writes:
+        expected = [flat.contents[index] for index, _ in delta.changed]
+        commit(writes, expected, namer(flat.graphdef), [index for index, _ in delta.changed])
+    return built.resolve(delta.root)
+
+
+_COMMIT = threading.RLock()
+
+
+def commit(
+    writes: Sequence[Write],
+    expected: Sequence[Contents] | None = None,
+    name: Callable[[int], str] | None = None,
+    indices: Sequence[int] = (),
+) -> None:
+    """Write new contents to objects, all or nothing.
+
+    Arguments:
+        writes: the objects and their contents.
+        expected: what the objects must still hold.
+        name: how an object is called in messages, given its index.
+        indices: the index of each object.
+    """
+    done: list[tuple[Any, type, Contents]] = []
+    with _COMMIT:
+        for i, (obj, _, _) in enumerate(writes):
+            kind: Any = _classify.rule_of(obj)
+            kind.check_writable(obj)
+            if expected is not None and not is_same(kind.open(obj), expected[i]):
+                where = name(indices[i]) if name is not None else type(obj).__name__
+                raise ConcurrentWriteError(
+                    f"{where}: this {type(obj).__name__} was changed by somebody else while the "
+                    "function was running; nothing was written. Guard the calls with a lock"
+                )
+        try:
+            for obj, cls, (extra, keys, values) in writes:
+                kind = _classify.rule_of(obj)
+                done.append((obj, type(obj), kind.open(obj)))
+                if cls is not type(obj):
+                    object.__setattr__(obj, "__class__", cls)
+                kind.fill(obj, extra, keys, values)
+        except BaseException:
+            for obj, cls, (extra, keys, values) in reversed(done):
+                if cls is not type(obj):
+                    object.__setattr__(obj, "__class__", cls)
+                _classify.rule_of(obj).fill(obj, extra, keys, values)  # type: ignore[union-attr]
+            raise

@@ -1,0 +1,199 @@
+"""`GraphDef`: the static half of a split, a flat table of entries joined by integer edges.
+
+An edge is an integer or an encoded static value: `i >= 0` leads to entry `i`, `~i < 0` is leaf
+`i`, a tuple is a static value (see `_static`). Shared objects and cycles are equal integers. Values
+(tuples and their kin) are entries too, one for each place, so that no edge is nested and nothing
+here recurses. Children of a value come after it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+from anabranch.graph import _kinds
+from anabranch.graph._kinds import Kind
+from anabranch.graph._state import LeafInfo
+
+Edge: TypeAlias = "int | tuple[Any, ...]"
+Path: TypeAlias = "tuple[Hashable, ...]"
+
+
+class Entry(NamedTuple):
+    """One node or value."""
+
+    kind: Kind
+    cls: type
+    extra: Any  # static content that has no edges: metadata, a maxlen, a treedef
+    keys: Any  # a tuple of names or keys, or a range
+    edges: tuple[Edge, ...]
+
+
+class Link(NamedTuple):
+    """A path as a linked list, last key first: a chain of n nodes has n paths of length n."""
+
+    above: Link | None
+    key: Hashable
+
+
+class Visit(NamedTuple):
+    """One edge of a table, reached along a path."""
+
+    link: Link | None
+    parent: int  # the entry that the edge leaves, -1 for the root
+    position: int
+    edge: Edge
+    first: bool  # the entry that it leads to was not reached before
+    variable: int  # the innermost Variable entry around the edge, -1 if there is none
+
+    @property
+    def path(self) -> Path:
+        """The keys from the root to the edge."""
+        keys: list[Hashable] = []
+        link = self.link
+        while link is not None:
+            keys.append(link.key)
+            link = link.above
+        return tuple(reversed(keys))
+
+
+class GraphDef:
+    """The static structure of a graph of objects; hashable, compared by value, interned.
+
+    Made by `split`; `merge` makes objects of it again. It can be an argument of plain JAX
+    transforms, where it is a pytree without leaves.
+
+    >>> import anabranch as ab
+    >>> a, b = ab.graphdef([ab.Param(1.0)]), ab.graphdef([ab.Param(2.0)])
+    >>> a is b, a.num_leaves
+    (True, 1)
+    """
+
+    __slots__ = ("__weakref__", "_hash", "_leaves", "entries", "num_leaves", "origin", "root")
+
+    entries: tuple[Entry, ...]
+    root: Edge
+    num_leaves: int
+    origin: tuple[Any, ...] | None
+    """What a manual context needs: its tag, and the outer index of each known entry."""
+
+    _hash: int
+    _leaves: tuple[tuple[LeafInfo, ...], tuple[int, ...]] | None
+
+    def __new__(
+        cls,
+        entries: tuple[Entry, ...],
+        root: Edge,
+        num_leaves: int,
+        origin: tuple[Any, ...] | None = None,
+    ) -> GraphDef:
+        key = (entries, root, num_leaves, origin)
+        known = _INTERNED.get(key)
+        if known is not None:
+            return known
+        self = object.__new__(cls)
+        self.entries, self.root, self.num_leaves, self.origin = key
+        self._hash = hash(key)
+        self._leaves = None
+        return _INTERNED.setdefault(key, self)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, GraphDef):
+            return NotImplemented
+        # interned, so that only graphdefs of different lifetimes ever get here
+        return self._hash == other._hash and self._key() == other._key()
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.entries, self.root, self.num_leaves, self.origin)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (GraphDef, self._key())
+
+    def __repr__(self) -> str:
+        lines = [f"GraphDef({len(self.entries)} entries, {self.num_leaves} leaves)"]
+        for visit in self.visit():
+            if len(lines) > 40:
+                lines.append("  ...")
+                break
+            if type(visit.edge) is int and visit.edge >= 0:
+                name = self.entries[visit.edge].cls.__name__
+                known = "" if visit.first else " (again)"
+                lines.append(f"  {visit.path}: {name} #{visit.edge}{known}")
+        return "\n".join(lines)
+
+    @property
+    def infos(self) -> tuple[LeafInfo, ...]:
+        """Path, kind and metadata of every leaf, in the order of the leaves."""
+        return self._find_leaves()[0]
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """The index of the Variable that holds each leaf, -1 for plain arrays."""
+        return self._find_leaves()[1]
+
+    @property
+    def base(self) -> int:
+        """The index of the first entry; lower ones belong to earlier splits of a context."""
+        return 0 if self.origin is None else self.origin[1]
+
+    def entry(self, index: int) -> Entry:
+        """Return the entry of an index."""
+        return self.entries[index - self.base]
+
+    def _find_leaves(self) -> tuple[tuple[LeafInfo, ...], tuple[int, ...]]:
+        if self._leaves is None:
+            infos: list[Any] = [None] * self.num_leaves
+            owners = [-1] * self.num_leaves
+            for visit in self.visit():
+                edge = visit.edge
+                if type(edge) is int and edge < 0 and infos[~edge] is None:
+                    kind, metadata = jax.Array, ()
+                    if visit.variable >= 0:
+                        entry = self.entry(visit.variable)
+                        kind, metadata = entry.cls, entry.extra or ()
+                    infos[~edge] = LeafInfo(visit.path, kind, metadata)
+                    owners[~edge] = visit.variable
+            self._leaves = (tuple(infos), tuple(owners))
+        return self._leaves
+
+    def visit(self) -> Iterator[Visit]:
+        """Yield every edge once, depth first, in the order of the keys."""
+        seen: set[int] = set()
+        base = self.base
+        stack: list[Iterator[Visit]] = [iter([Visit(None, -1, 0, self.root, True, -1)])]
+        while stack:
+            for found in stack[-1]:
+                edge = found.edge
+                if type(edge) is not int or edge < base:
+                    yield found
+                    continue
+                first = edge not in seen
+                yield found._replace(first=first)
+                if first:
+                    seen.add(edge)
+                    stack.append(self.children(edge, found.link, found.variable))
+                    break
+            else:
+                stack.pop()
+
+    def children(self, index: int, link: Link | None, variable: int) -> Iterator[Visit]:
+        """Yield the edges that leave an entry which was reached along a path."""
+        kind, _, _, keys, edges = self.entry(index)
+        if kind is _kinds.VARIABLE:
+            yield Visit(link, index, 0, edges[0], True, index)
+            return
+        for position, (key, edge) in enumerate(zip(keys, edges, strict=True)):
+            yield Visit(Link(link, kind.path_key(key)), index, position, edge, True, variable)
+
+
+_INTERNED: weakref.WeakValueDictionary[Any, GraphDef] = weakref.WeakValueDictionary()
+
+jax.tree_util.register_static(GraphDef)

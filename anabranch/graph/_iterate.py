@@ -1,0 +1,64 @@
+"""Look around in a graph of objects."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from anabranch.graph._flatten import flatten
+from anabranch.graph._graphdef import Path
+
+
+def iter_nodes(node: Any) -> Iterator[tuple[Path, Any]]:
+    """Yield every node once, with the first path to it: depth first, a node before its children.
+
+    Nodes are Variables, Modules, lists, dicts and the other mutable objects; tuples and other
+    immutable values are walked through.
+
+    >>> import anabranch as ab
+    >>> [path for path, _ in ab.iter_nodes({"a": [ab.Param(1.0)]})]
+    [(), ('a',), ('a', 0)]
+    """
+    flat = flatten(node)
+    for visit in flat.graphdef.visit():
+        edge = visit.edge
+        if type(edge) is int and edge >= 0 and visit.first:
+            if flat.graphdef.entries[edge].kind.identity:
+                yield visit.path, flat.objects[edge]
+
+
+def iter_children(node: Any) -> Iterator[tuple[Hashable, Any]]:
+    """Yield key and node for every node that an object holds directly.
+
+    >>> import anabranch as ab
+    >>> [key for key, _ in ab.iter_children({"a": [ab.Param(1.0)], "n": 1})]
+    ['a']
+    """
+    flat = flatten(node)
+    root = flat.graphdef.root
+    if type(root) is not int or root < 0:
+        return
+    for visit in flat.graphdef.children(root, None, -1):
+        edge = visit.edge
+        if type(edge) is int and edge >= 0 and flat.graphdef.entries[edge].kind.identity:
+            yield visit.path[-1] if visit.path else (), flat.objects[edge]
+
+
+def find_aliases(node: Any) -> list[list[Path]]:
+    """Return the paths to every node that is reached in more than one way.
+
+    Each node that several places hold contributes one list: a path for each of these places. What
+    lies below a shared node is not listed again, so that the result is finite with cycles.
+
+    >>> import anabranch as ab
+    >>> v = ab.Param(1.0)
+    >>> ab.find_aliases({"a": v, "b": [v]})
+    [[('a',), ('b', 0)]]
+    """
+    flat = flatten(node)
+    paths: dict[int, list[Path]] = {}
+    for visit in flat.graphdef.visit():
+        edge = visit.edge
+        if type(edge) is int and edge >= 0 and flat.graphdef.entries[edge].kind.identity:
+            paths.setdefault(edge, []).append(visit.path)
+    return [found for found in paths.values() if len(found) > 1]

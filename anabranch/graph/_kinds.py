@@ -1,0 +1,429 @@
+"""How each kind of object is opened and put together again.
+
+A kind says what an object contains (its keys and the values under them), makes an empty one, and
+fills it. **Nodes** are mutable and have identity: they are made empty, filled, and rewritten in
+place. **Values** are immutable and have none: they are made at once from their children, which is
+all that anybody ever does with them.
+
+Objects are read through their attribute dictionary and slots only, never through properties or
+descriptors, and made without running any code of the user.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.tree_util as jtu
+
+from anabranch.errors import NodeTypeError
+from anabranch.graph import _module, _static, _variable
+from anabranch.graph._tokens import STRUCTURE, check_owned, current_token
+
+Opened: TypeAlias = "tuple[Any, Sequence[Any], Sequence[Any]]"
+"""`(extra, keys, values)`: extra is static and compared, keys name the values."""
+
+_set: Callable[[Any, str, Any], None] = object.__setattr__
+_ABSENT = object()
+
+
+class Kind:
+    """How one kind of object is opened; instances compare by identity."""
+
+    __slots__ = ("name",)
+    identity = True  # nodes; values are walked through without identity
+    numbers: bool | None = None  # are numbers inside arrays? None: as in the place around it
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        _BY_NAME[name] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (kind_named, (self.name,))
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def open(self, obj: Any) -> Opened:
+        """Return extra, keys and values of an object."""
+        raise NotImplementedError
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        """Return an empty node."""
+        raise NotImplementedError
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        """Give a node exactly these contents, whatever it held before."""
+        raise NotImplementedError
+
+    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Return a value made of these contents."""
+        raise NotImplementedError
+
+    def check_writable(self, obj: Any) -> None:
+        """Raise if the current trace must not write this node."""
+
+    def show_key(self, key: Any) -> str:
+        """Return how a key is written after an expression for the object."""
+        return f"[{key_value(key)!r}]"
+
+    def path_key(self, key: Any) -> Any:
+        """Return the element of a path for a key."""
+        return key
+
+
+_BY_NAME: dict[str, Kind] = {}
+
+
+def kind_named(name: str) -> Kind:
+    """Return a kind by name; pickled graphdefs refer to kinds this way."""
+    return _BY_NAME[name]
+
+
+def key_value(key: Any) -> Any:
+    """Return the key of a dictionary from its comparable form."""
+    return key if type(key) is str else _static.decode(key)
+
+
+# -- nodes ---------------------------------------------------------------------------------------
+
+
+class _VariableKind(Kind):
+    """The value under the key `value`; the metadata are extra, in the order they were set."""
+
+    __slots__ = ()
+
+    def open(self, obj: Any) -> Opened:
+        metadata = obj._metadata
+        if not metadata:
+            return None, ("value",), (obj._value,)
+        encoded = tuple([(name, _static.encode(value)) for name, value in metadata.items()])
+        return encoded, ("value",), (obj._value,)
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        variable = object.__new__(cls)
+        _set(variable, "_token", current_token())
+        return variable
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        if not hasattr(obj, "_metadata") or self.open(obj)[0] != extra:
+            metadata = {name: _static.decode(value) for name, value in extra or ()}
+            view = types.MappingProxyType(metadata) if metadata else _variable._NO_METADATA
+            _set(obj, "_metadata", view)
+            STRUCTURE.stamp = object()
+        _set(obj, "_value", values[0])
+
+    def check_writable(self, obj: Any) -> None:
+        check_owned(obj, obj._token, "write the value")
+
+    def show_key(self, key: Any) -> str:
+        return ""
+
+
+class _AttributeKind(Kind):
+    """Attributes from `__dict__` and slots, in the order in which they were set."""
+
+    __slots__ = ("_slots",)
+    numbers = False
+
+    def open(self, obj: Any) -> Opened:
+        attributes = self._attributes(obj)
+        slots = _module.slot_names(type(obj))
+        if not slots:
+            return None, tuple(attributes), tuple(attributes.values())
+        keys, values = list(attributes), list(attributes.values())
+        for name in slots:
+            value = _read_slot(obj, name)
+            if value is not _ABSENT:
+                keys.append(name)
+                values.append(value)
+        return None, tuple(keys), tuple(values)
+
+    def _attributes(self, obj: Any) -> dict[str, Any]:
+        try:
+            return object.__getattribute__(obj, "__dict__")
+        except AttributeError:
+            return {}
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        return object.__new__(cls)
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        attributes = self._attributes(obj)
+        slots = _module.slot_names(type(obj))
+        new = dict(zip(keys, values, strict=True))
+        for name in slots:
+            value = new.pop(name, _ABSENT)
+            old = _read_slot(obj, name)
+            if value is not _ABSENT:
+                if value is not old:
+                    _set(obj, name, value)
+            elif old is not _ABSENT:
+                object.__delattr__(obj, name)
+        _rewrite_dict(attributes, new)
+
+    def show_key(self, key: Any) -> str:
+        return f".{key}"
+
+
+class _ModuleKind(_AttributeKind):
+    __slots__ = ()
+
+    def _attributes(self, obj: Any) -> dict[str, Any]:
+        return _module.attributes_of(obj)
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        module = object.__new__(cls)
+        _set(module, "_ab_token", current_token())
+        _set(module, "_ab_stamp", STRUCTURE.stamp)
+        return module
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        super().fill(obj, extra, keys, values)
+        _module.restamp(obj)
+
+    def check_writable(self, obj: Any) -> None:
+        check_owned(obj, object.__getattribute__(obj, "_ab_token"), "write the attributes")
+
+
+def _read_slot(obj: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(obj, name)
+    except AttributeError:
+        return _ABSENT
+
+
+def _rewrite_dict(old: dict[Any, Any], new: dict[Any, Any]) -> None:
+    """Make a dictionary equal to another one, order included, writing only what differs."""
+    kept = [key for key in old if key in new]
+    if len(kept) < len(old):
+        for key in [key for key in old if key not in new]:
+            del old[key]
+    if kept != list(new)[: len(kept)]:
+        old.clear()
+    for key, value in new.items():
+        if old.get(key, _ABSENT) is not value:
+            old[key] = value
+
+
+class _ListKind(Kind):
+    __slots__ = ()
+
+    def open(self, obj: Any) -> Opened:
+        return None, range(len(obj)), tuple(obj)
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        return []
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        obj[:] = values
+
+    def show_key(self, key: Any) -> str:
+        return f"[{key}]"
+
+
+class _DequeKind(_ListKind):
+    __slots__ = ()
+
+    def open(self, obj: Any) -> Opened:
+        return obj.maxlen, range(len(obj)), tuple(obj)
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        return deque((), extra)
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        obj.clear()
+        obj.extend(values)
+
+
+class _DictKind(Kind):
+    """dict and its exact kin; keys other than str are kept in comparable form."""
+
+    __slots__ = ()
+
+    def open(self, obj: Any) -> Opened:
+        if all([type(key) is str for key in obj]):
+            keys: tuple[Any, ...] = tuple(obj)
+        else:
+            keys = tuple([key if type(key) is str else _encode_key(key) for key in obj])
+        extra = _static.encode(obj.default_factory) if type(obj) is defaultdict else None
+        return extra, keys, tuple(obj.values())
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        return cls()
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        if type(obj) is defaultdict:
+            obj.default_factory = _static.decode(extra)
+        _rewrite_dict(obj, {key_value(k): v for k, v in zip(keys, values, strict=True)})
+
+    def path_key(self, key: Any) -> Any:
+        return key_value(key)
+
+
+def _encode_key(key: Any) -> Any:
+    if isinstance(key, (_variable.Variable, _module.Module)):
+        raise NodeTypeError(
+            f"a {type(key).__name__} is a key of this dict; nodes can be values of a dict, "
+            "never keys: use a name or a number as the key"
+        )
+    return _static.encode(key)
+
+
+class _SetKind(Kind):
+    """A set of static values; its order is not stable, so it cannot hold nodes or arrays."""
+
+    __slots__ = ()
+
+    def open(self, obj: Any) -> Opened:
+        for element in obj:
+            if isinstance(element, (_variable.Variable, _module.Module)):
+                raise NodeTypeError(
+                    f"this set holds a {type(element).__name__}; the order of a set is not "
+                    "stable: use a list or a dict"
+                )
+        return _static.encode(frozenset(obj)), (), ()
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        return set()
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        obj.clear()
+        obj.update(_static.decode(extra))
+
+
+# -- values --------------------------------------------------------------------------------------
+
+
+class _TupleKind(Kind):
+    __slots__ = ()
+    identity = False
+
+    def open(self, obj: Any) -> Opened:
+        return None, getattr(obj, "_fields", None) or range(len(obj)), obj
+
+    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        return tuple.__new__(cls, values)
+
+    def show_key(self, key: Any) -> str:
+        return f".{key}" if type(key) is str else f"[{key}]"
+
+
+class _MethodKind(Kind):
+    """A bound method: the function is static, the object that it is bound to is a child."""
+
+    __slots__ = ()
+    identity = False
+
+    def open(self, obj: Any) -> Opened:
+        return _static.encode(obj.__func__), ("__self__",), (obj.__self__,)
+
+    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        return cls(_static.decode(extra), values[0])
+
+    def show_key(self, key: Any) -> str:
+        return f".{key}"
+
+
+class _PartialKind(Kind):
+    __slots__ = ()
+    identity = False
+    numbers = False
+
+    def open(self, obj: Any) -> Opened:
+        names = tuple(obj.keywords)
+        keys = ("func", *range(len(obj.args)), *names)
+        return names, keys, (obj.func, *obj.args, *obj.keywords.values())
+
+    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        split = len(values) - len(extra)
+        return cls(*values[:split], **dict(zip(extra, values[split:], strict=True)))
+
+    def show_key(self, key: Any) -> str:
+        return ".func" if key == "func" else f".args[{key}]" if type(key) is int else f".{key}"
+
+
+class _FrozenKind(_AttributeKind):
+    """A frozen dataclass: a value, read and made like an object with attributes."""
+
+    __slots__ = ()
+    identity = False
+    numbers = None
+
+    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        obj = object.__new__(cls)
+        self.fill(obj, extra, keys, values)
+        return obj
+
+
+class _PytreeKind(Kind):
+    """A type that is registered with JAX, opened one level by JAX."""
+
+    __slots__ = ()
+    identity = False
+
+    def open(self, obj: Any) -> Opened:
+        pairs, treedef = jtu.tree_flatten_with_path(obj, is_leaf=lambda x: x is not obj)
+        aux = treedef.node_data()
+        exact = None if aux is None else _static.encode(_hashable(aux[1], treedef))
+        keys = tuple([_pytree_key(path) for path, _ in pairs])
+        return (treedef, exact), keys, tuple([child for _, child in pairs])
+
+    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(extra[0], values)
+
+    def show_key(self, key: Any) -> str:
+        return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+
+
+def _hashable(aux: Any, treedef: Any) -> Any:
+    """Return the auxiliary data if it can be hashed; JAX compares it otherwise."""
+    if isinstance(aux, list):
+        aux = tuple(aux)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    try:
+        hash(aux)
+    except TypeError:
+        raise NodeTypeError(
+            f"the static part of this {treedef.node_data()[0].__qualname__}, as it is registered "
+            "with JAX, cannot be hashed: move arrays to its children, or make the rest hashable"
+        ) from None
+    return aux
+
+
+def _pytree_key(path: tuple[Any, ...]) -> Any:
+    entry = path[0]
+    for name in ("key", "name", "idx"):
+        if hasattr(entry, name):
+            return getattr(entry, name)
+    return str(entry)
+
+
+VARIABLE = _VariableKind("variable")
+MODULE = _ModuleKind("module")
+OBJECT = _AttributeKind("object")
+LIST = _ListKind("list")
+DEQUE = _DequeKind("deque")
+DICT = _DictKind("dict")
+SET = _SetKind("set")
+TUPLE = _TupleKind("tuple")
+METHOD = _MethodKind("method")
+PARTIAL = _PartialKind("partial")
+FROZEN = _FrozenKind("frozen dataclass")
+PYTREE = _PytreeKind("pytree")
+
+EXACT: dict[type, Kind] = {
+    list: LIST,
+    dict: DICT,
+    OrderedDict: DICT,
+    defaultdict: DICT,
+    Counter: DICT,
+    deque: DEQUE,
+    set: SET,
+    tuple: TUPLE,
+    types.MethodType: METHOD,
+    functools.partial: PARTIAL,
+}

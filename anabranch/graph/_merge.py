@@ -1,0 +1,85 @@
+"""Merge a graphdef and states into new objects."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from anabranch.errors import UpdateError, bounded, first_few
+from anabranch.graph._build import build
+from anabranch.graph._flatten import flatten
+from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._leaf_info import path_text
+from anabranch.graph._split import snapshot
+from anabranch.graph._state import State
+
+T = TypeVar("T")
+
+
+def merge(graphdef: GraphDef, state: Any, *more: Any) -> Any:
+    """Make objects of a graphdef and states: new identities, same structure, values and aliases.
+
+    Arguments:
+        graphdef: from `split`.
+        state: a State, or a nested dict of arrays.
+        more: further States; together they must have exactly the leaves of the graphdef.
+
+    Returns:
+        The object that was split, made anew. Two merges share only immutable arrays.
+
+    Raises:
+        UpdateError: a leaf is missing, given twice, or unknown to the graphdef.
+
+    >>> import anabranch as ab
+    >>> shared = ab.Param(1.0)
+    >>> twin = ab.merge(*ab.split([shared, shared]))
+    >>> twin[0] is twin[1], twin[0] is shared
+    (True, False)
+    """
+    if graphdef.base or graphdef.origin is not None:
+        raise UpdateError(
+            "this graphdef was made in a split context and refers to its objects: merge it "
+            "with the `merge` of a `merge_context`"
+        )
+    leaves = leaves_of(graphdef, (state, *more))
+    built = build(graphdef.entries, lambda i: snapshot(leaves[i]))
+    return built.resolve(graphdef.root)
+
+
+def clone(node: T) -> T:
+    """Return a copy of an object and all that it reaches: `merge(*split(node))`.
+
+    Arrays are shared (they are immutable), numpy arrays are copied.
+
+    >>> import anabranch as ab
+    >>> v = ab.Param(1.0); w = ab.clone(v); w.value = 2.0; v.value
+    1.0
+    """
+    flat = flatten(node)
+    built = build(flat.graphdef.entries, lambda i: snapshot(flat.leaves[i]))
+    return built.resolve(flat.graphdef.root)
+
+
+def leaves_of(graphdef: GraphDef, states: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Put the leaves of states in the order of a graphdef."""
+    if len(states) == 1 and isinstance(states[0], State) and states[0].is_of(graphdef):
+        return states[0].leaves
+    infos = graphdef.infos
+    given: dict[Any, Any] = {}
+    twice: list[str] = []
+    for state in states:
+        if not isinstance(state, State):
+            state = State.from_dict(state)
+        for path, leaf in state.flat().items():
+            if path in given:
+                twice.append(f"{path_text(path)} is given twice")
+            given[path] = leaf
+    paths = [info.path for info in infos]
+    missing = [f"{path_text(path)} is missing" for path in paths if path not in given]
+    if len(given) > len(paths) - len(missing):
+        known = set(paths)
+        twice += [f"{path_text(p)} is unknown to the graphdef" for p in given if p not in known]
+    if twice or missing:
+        raise UpdateError(
+            bounded(f"the states do not fit the graphdef:\n{first_few(twice + missing)}")
+        )
+    return tuple([given[path] for path in paths])

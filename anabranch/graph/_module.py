@@ -1,0 +1,221 @@
+"""`Module`: a base class that records structural writes, and nothing else.
+
+There is no metaclass, and attributes need no annotation: what an attribute is, is decided by the
+value that it holds when the object is split. A Module checks that it is written by the trace that
+it belongs to, and renews its stamp when its structure changes.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from anabranch.errors import NodeTypeError, SpentTwinError
+from anabranch.graph._tokens import STRUCTURE, check_owned, current_token
+
+_set: Callable[[Any, str, Any], None] = object.__setattr__
+_get: Callable[[Any, str], Any] = object.__getattribute__
+_ABSENT = object()
+IS_HEAP_TYPE = 1 << 9
+
+
+class _Identity:
+    __slots__ = ("__weakref__", "_ab_plans", "_ab_stamp", "_ab_token")
+
+
+class _WithDict(_Identity):
+    pass
+
+
+attributes_of: Callable[[Any], dict[str, Any]] = vars(_WithDict)["__dict__"].__get__
+"""The real attribute dictionary of a Module, which `vars` shows read-only."""
+
+
+class AttributesView(Mapping[str, Any]):
+    """A read-only view of the attributes of a Module."""
+
+    __slots__ = ("_module",)
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+
+    def __getitem__(self, name: str) -> Any:
+        return attributes_of(self._module)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(attributes_of(self._module))
+
+    def __len__(self) -> int:
+        return len(attributes_of(self._module))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        # `functools.cached_property` stores its result through `instance.__dict__`
+        descriptor = inspect.getattr_static(type(self._module), name, None)
+        if not isinstance(descriptor, functools.cached_property):
+            raise TypeError(f"vars(module) is read-only: write `module.{name} = ...`")
+        setattr(self._module, name, value)
+
+    def __repr__(self) -> str:
+        return f"AttributesView({attributes_of(self._module)!r})"
+
+
+class Module(_WithDict):
+    """Derive from this class to get objects with identity that own arrays.
+
+    Attributes are free: Variables, other Modules, lists, dicts, arrays, static values. Classes
+    with state in C (`class M(Module, dict)`) are refused with `NodeTypeError`.
+
+    >>> import anabranch as ab
+    >>> class Counter(ab.Module):
+    ...     def __init__(self):
+    ...         self.n = ab.Variable(0)
+    ...     @ab.jit
+    ...     def step(self):
+    ...         self.n.value += 1
+    >>> counter = Counter(); counter.step(); counter.step(); int(counter.n)
+    2
+    """
+
+    __slots__: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in cls.__mro__:
+            if base is not object and not base.__flags__ & IS_HEAP_TYPE:
+                raise NodeTypeError(
+                    f"class {cls.__qualname__} derives from Module and from {base.__name__}, "
+                    f"whose state lives in C and cannot be split: hold a {base.__name__} as an "
+                    "attribute instead"
+                )
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        module = object.__new__(cls)
+        _set(module, "_ab_token", current_token())
+        _set(module, "_ab_stamp", STRUCTURE.stamp)
+        return module
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        return AttributesView(self)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(type(self)), *attributes_of(self)})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_owned(self, _get(self, "_ab_token"), f"set attribute {name!r}")
+        old = attributes_of(self).get(name, _ABSENT)
+        _set(self, name, value)
+        if not (old is value or (isinstance(old, _ARRAYS) and isinstance(value, _ARRAYS))):
+            restamp(self)
+
+    def __delattr__(self, name: str) -> None:
+        check_owned(self, _get(self, "_ab_token"), f"delete attribute {name!r}")
+        object.__delattr__(self, name)
+        restamp(self)
+
+    def __repr__(self) -> str:
+        attributes = attributes_of(self)
+        shown = [f"{name}={_brief(value)}" for name, value in list(attributes.items())[:12]]
+        if len(attributes) > len(shown):
+            shown.append(f"... {len(attributes) - len(shown)} more")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    # Copies are new objects of the current trace, without stamps, plans or tokens of the old one.
+
+    def __copy__(self) -> Any:
+        fresh = Module.__new__(type(self))
+        for name, value in _state_of(self).items():
+            _set(fresh, name, value)
+        return fresh
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        fresh = Module.__new__(type(self))
+        memo[id(self)] = fresh
+        for name, value in _state_of(self).items():
+            _set(fresh, name, value if isinstance(value, jax.Array) else copy.deepcopy(value, memo))
+        return fresh
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return (_empty, (type(self),), _state_of(self), None, None, _restore)
+
+
+_ARRAYS = (jax.Array, np.ndarray)
+
+
+def restamp(module: Module) -> None:
+    """Renew the stamp of a module, and with it the global one."""
+    stamp = object()
+    _set(module, "_ab_stamp", stamp)
+    STRUCTURE.stamp = stamp
+
+
+@functools.lru_cache(maxsize=1024)
+def slot_names(cls: type) -> tuple[str, ...]:
+    """Return the names of the slots that instances of a class have, own bookkeeping excluded."""
+    names: list[str] = []
+    for klass in reversed(cls.__mro__):
+        slots: Any = vars(klass).get("__slots__", ())
+        if klass is _Identity:
+            continue
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot in ("__dict__", "__weakref__"):
+                continue
+            private = slot.startswith("__") and not slot.endswith("__")
+            names.append(f"_{klass.__name__.lstrip('_')}{slot}" if private else slot)
+    return tuple(names)
+
+
+def _state_of(module: Module) -> dict[str, Any]:
+    state = dict(attributes_of(module))
+    for name in slot_names(type(module)):
+        value = getattr(module, name, _ABSENT)
+        if value is not _ABSENT:
+            state[name] = value
+    return state
+
+
+def _empty(cls: type[Module]) -> Module:
+    return Module.__new__(cls)
+
+
+def _restore(module: Module, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        _set(module, name, value)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Module):
+        return f"{type(value).__name__}(...)"
+    if isinstance(value, _ARRAYS):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, (list, dict)):
+        return f"<{type(value).__name__} of {len(value)}>"  # type: ignore[arg-type]
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class SpentModule(Module):
+    """What an inner twin of a Module becomes when its trace has ended."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            return object.__getattribute__(self, name)
+        raise SpentTwinError(
+            f"Attribute {name!r} was read from the inner twin of an argument of a transformed "
+            "function, which was kept (in a global, a list, a closure) after that function had "
+            "been traced. Return the object, or use the one that was passed as the argument."
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__getattribute__(name)
+
+    def __repr__(self) -> str:
+        return "<spent inner twin of a Module>"

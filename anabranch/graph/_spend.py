@@ -1,0 +1,59 @@
+"""Empty inner twins when their trace has ended.
+
+A twin that somebody kept would hold tracers, and its finaliser, if its class has one, would run for
+an object that the caller never made. So a twin is emptied and, where Python allows it, its class is
+set to a marker whose attributes raise our error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from anabranch.graph import _classify, _kinds, _module
+from anabranch.graph._module import SpentModule
+from anabranch.graph._variable import SpentVariable
+
+
+class SpentObject:
+    """What an inner twin of another object becomes when its trace has ended."""
+
+    def __repr__(self) -> str:
+        return "<spent inner twin of an object>"
+
+
+def spend(twins: Iterable[Any]) -> None:
+    """Empty twins; their classes become markers that raise `SpentTwinError` when used."""
+    for twin in twins:
+        kind = _classify.rule_of(twin)
+        if kind is _kinds.VARIABLE:
+            _change_class(twin, SpentVariable)
+            object.__setattr__(twin, "_value", None)
+        elif kind is _kinds.MODULE:
+            _change_class(twin, SpentModule)
+            _kinds.MODULE._attributes(twin).clear()
+        elif kind is _kinds.OBJECT:
+            _kinds.OBJECT.fill(twin, None, (), ())
+            _change_class(twin, _spent_class(_module.slot_names(type(twin)), _has_dict(twin)))
+        elif kind in (_kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.SET):
+            twin.clear()
+
+
+def _has_dict(obj: Any) -> bool:
+    return hasattr(obj, "__dict__")
+
+
+def _change_class(twin: Any, cls: type) -> None:
+    # Python refuses where the layouts differ (slots of several classes): then it is only emptied
+    with contextlib.suppress(TypeError):
+        object.__setattr__(twin, "__class__", cls)
+
+
+@functools.lru_cache(maxsize=256)
+def _spent_class(slots: tuple[str, ...], has_dict: bool) -> type:
+    if not slots:
+        return SpentObject
+    names = (*slots, "__dict__", "__weakref__") if has_dict else slots
+    return type("SpentObject", (), {"__slots__": names, "__repr__": SpentObject.__repr__})

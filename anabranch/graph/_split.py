@@ -1,0 +1,106 @@
+"""Split objects into a graphdef and states."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import numpy as np
+
+from anabranch.errors import FilterError, bounded, first_few
+from anabranch.graph._filters import Filter, first_match, to_predicates
+from anabranch.graph._flatten import Flat, flatten
+from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._leaf_info import DeferredInfos, LeafInfo, LeafInfos, path_text
+from anabranch.graph._state import State
+
+
+def split(node: Any, *filters: Filter) -> tuple[Any, ...]:
+    """Split an object into its static structure and its arrays.
+
+    Arguments:
+        node: a node, or any container of nodes and arrays.
+        filters: one State is returned for each; the first that matches takes a leaf. Together
+            they must match every leaf (`...` takes the rest). Without filters: one State.
+
+    Returns:
+        `(graphdef, state, *more_states)`. States are snapshots.
+
+    Raises:
+        NodeTypeError: something is neither an array, a node, a value nor a static.
+        FilterError: a filter is invalid, or no filter matches a leaf.
+
+    >>> import anabranch as ab
+    >>> graphdef, params, rest = ab.split([ab.Param(1.0), ab.BatchStat(0.0)], ab.Param, ...)
+    >>> params.paths, rest.paths
+    (((0,),), ((1,),))
+    """
+    flat = flatten(node)
+    return (flat.graphdef, *states(flat, filters or (...,), exhaustive=True))
+
+
+@overload
+def state(node: Any, only: Filter = ..., /) -> State: ...
+@overload
+def state(node: Any, first: Filter, second: Filter, /, *more: Filter) -> tuple[State, ...]: ...
+def state(node: Any, *filters: Filter) -> State | tuple[State, ...]:
+    """Return the arrays of an object, all or those that filters match.
+
+    Arguments:
+        node: a node, or any container of nodes and arrays.
+        filters: one State is returned for each; leaves that none matches are left out.
+
+    Returns:
+        One State, or a tuple of them if there are several filters.
+
+    Raises:
+        FilterError: a filter is invalid.
+
+    >>> import anabranch as ab
+    >>> ab.state([ab.Param(1.0), ab.BatchStat(0.0)], ab.BatchStat).flat()
+    {(1,): 0.0}
+    """
+    found = states(flatten(node), filters or (...,), exhaustive=False)
+    return found[0] if len(found) == 1 else found
+
+
+def graphdef(node: Any) -> GraphDef:
+    """Return the static structure of an object.
+
+    >>> import anabranch as ab
+    >>> ab.graphdef(ab.Param(1.0)) == ab.graphdef(ab.Param(2.0))
+    True
+    """
+    return flatten(node).graphdef
+
+
+def states(flat: Flat, filters: tuple[Filter, ...], *, exhaustive: bool) -> tuple[State, ...]:
+    """Distribute the leaves of a flattened object over filters."""
+    leaves = [snapshot(leaf) for leaf in flat.leaves]
+    if filters == (...,):
+        return (State(DeferredInfos(flat.graphdef), tuple(leaves)),)
+    infos = flat.graphdef.infos
+    predicates = to_predicates(filters)
+    groups: list[list[int]] = [[] for _ in filters]
+    unmatched: list[LeafInfo] = []
+    for i, info in enumerate(infos):
+        match = first_match(predicates, info.path, flat.owner(i))
+        if match is None:
+            unmatched.append(info)
+        else:
+            groups[match].append(i)
+    if exhaustive and unmatched:
+        rows = [f"{path_text(info.path)} of kind {info.kind.__name__}" for info in unmatched]
+        raise FilterError(
+            bounded(
+                f"no filter matches these leaves:\n{first_few(rows)}\n"
+                "add `...` as the last filter to take the rest"
+            )
+        )
+    return tuple(
+        [State(LeafInfos([infos[i] for i in g]), tuple([leaves[i] for i in g])) for g in groups]
+    )
+
+
+def snapshot(leaf: Any) -> Any:
+    """Return a leaf that later writes cannot change: numpy arrays are copied."""
+    return leaf.copy() if type(leaf) is np.ndarray else leaf

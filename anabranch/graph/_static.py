@@ -1,0 +1,70 @@
+"""Static values in comparable form.
+
+A static value is part of the cache key, so it is compared by type and value: 1, True and 1.0
+differ, floats compare by bit pattern. Plain `==` cannot do that, hence a value is encoded into
+nested tuples for which `==` and `hash` are exact, and decoded when an object is built.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from anabranch.errors import StaticValueError
+
+Encoded: TypeAlias = "tuple[Any, ...]"
+"""`(tag, type, payload)`: equal exactly if the static values have equal types and values."""
+
+HASHED, FLOAT, COMPLEX, SCALAR, TUPLE, FROZENSET = "hashed", "float", "complex", "np", "()", "{}"
+OPAQUE = "opaque"  # made by the walk: an object that is compared by identity and contents
+
+# `1 == True` but their types differ; these types need no more than a type tag.
+EXACT_BY_TYPE = frozenset({int, str, bool, bytes, type(None), type(...), type(NotImplemented)})
+
+_PACK_FLOAT = struct.Struct("<d")
+_PACK_COMPLEX = struct.Struct("<dd")
+
+
+def encode(value: Any) -> Encoded:
+    """Encode a hashable static value; raise `StaticValueError` if it cannot be hashed."""
+    cls = type(value)
+    if cls in EXACT_BY_TYPE:
+        return (HASHED, cls, value)
+    if cls is float:
+        return (FLOAT, cls, _PACK_FLOAT.pack(value))
+    if cls is complex:
+        return (COMPLEX, cls, _PACK_COMPLEX.pack(value.real, value.imag))
+    if isinstance(value, np.generic):
+        return (SCALAR, cls, value.dtype.str, value.tobytes())
+    if cls is tuple:
+        return (TUPLE, cls, tuple([encode(x) for x in value]))
+    if cls is frozenset:
+        return (FROZENSET, cls, frozenset([encode(x) for x in value]))
+    try:
+        hash(value)
+    except TypeError as error:
+        raise StaticValueError(
+            f"a {cls.__qualname__} is static here but cannot be hashed ({error}); "
+            "hold an array, a node (a Module, a list, a dict, a class decorated with "
+            "`@graph.node`) or a hashable value instead"
+        ) from None
+    return (HASHED, cls, value)
+
+
+_DECODERS: dict[str, Callable[[Encoded], Any]] = {
+    HASHED: lambda e: e[2],
+    FLOAT: lambda e: _PACK_FLOAT.unpack(e[2])[0],
+    COMPLEX: lambda e: complex(*_PACK_COMPLEX.unpack(e[2])),
+    SCALAR: lambda e: np.frombuffer(e[3], dtype=e[2])[0],
+    TUPLE: lambda e: tuple([decode(x) for x in e[2]]),
+    FROZENSET: lambda e: frozenset([decode(x) for x in e[2]]),
+    OPAQUE: lambda e: e[2].obj,
+}
+
+
+def decode(encoded: Encoded) -> Any:
+    """Return the static value that was encoded."""
+    return _DECODERS[encoded[0]](encoded)

@@ -1,0 +1,63 @@
+"""Who may write an object: trace tokens and structure stamps.
+
+Every Module and Variable carries the **token** of the trace that it was made in: the eager root
+itself, or a weak reference to any other trace. A write from another trace would leave a tracer of
+that trace behind in the object (or lose the write in a cached trace), so it is refused.
+
+Every structural write also renews a **stamp**, a fresh object, on the object and globally. Equal
+stamps mean an unchanged structure; stamps are set after the write, so that whoever reads a stamp
+first and then walks the object can only be too careful.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from anabranch import _jax
+from anabranch.errors import CapturedWriteError
+
+_ROOT = _jax.root_trace()
+_current_trace = _jax.current_trace
+
+
+def current_token() -> Any:
+    """Return the token of the current trace; equal tokens are the same object."""
+    trace = _current_trace()
+    if trace is _ROOT:
+        return _ROOT
+    if trace is None:
+        return None
+    return weakref.ref(trace)  # without a callback, Python keeps one reference object a trace
+
+
+def owns(token: Any) -> bool:
+    """Tell whether a token belongs to the current trace."""
+    trace = _current_trace()
+    return token is trace or (type(token) is weakref.ref and token() is trace)
+
+
+def check_owned(obj: object, token: Any, action: str) -> None:
+    """Raise `CapturedWriteError` unless the token belongs to the current trace."""
+    if owns(token):
+        return
+    trace = _current_trace()
+    eager = trace is None or trace is _ROOT
+    here = "eager code" if eager else _jax.describe_boundary(trace)
+    raise CapturedWriteError(
+        f"Cannot {action} of {type(obj).__name__}: the object belongs to another trace "
+        f"level than {here}, which runs now:  the write would be lost or would leak a tracer.\n"
+        "Pass the object as an argument to a transform of anabranch.transforms "
+        "(for example `transforms.jit(f)(obj)` in place of a closure over it)."
+    )
+
+
+class _Structure:
+    __slots__ = ("stamp",)
+
+    def __init__(self) -> None:
+        self.stamp = object()
+
+
+STRUCTURE = _Structure()
+"""The stamp of the last structural write to anything."""

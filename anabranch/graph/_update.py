@@ -1,0 +1,139 @@
+"""Write states into objects, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from anabranch.errors import UpdateError, bounded, first_few
+from anabranch.graph import _kinds
+from anabranch.graph._delta import Write, commit
+from anabranch.graph._flatten import Flat, flatten
+from anabranch.graph._graphdef import Path
+from anabranch.graph._leaf_info import LeafInfo, path_text
+from anabranch.graph._split import snapshot
+from anabranch.graph._state import State
+
+_Cell = tuple[int, int]  # the entry that holds a leaf, and the position in it
+
+
+def update(
+    node: Any,
+    state: Any,
+    *more: Any,
+    relax: Collection[Literal["paths", "shapes", "kinds"]] = (),
+) -> None:
+    """Write states into an object, in place, all or nothing.
+
+    Arguments:
+        node: a node, or any container of nodes.
+        state: a State, or a nested dict of arrays. Leaves that it lacks are not touched.
+        more: further States.
+        relax: what not to insist on: `"paths"` ignores leaves that the object does not have,
+            `"shapes"` and `"kinds"` accept other ones.
+
+    Raises:
+        UpdateError: a path is unknown, or a shape or kind differs; nothing is written.
+
+    >>> import anabranch as ab
+    >>> v = ab.Param(1.0)
+    >>> ab.update([v], {0: 3.0})
+    >>> v.value
+    3.0
+    """
+    flat = flatten(node)
+    finder = _Finder(flat)
+    problems: list[str] = []
+    new: dict[int, dict[int, Any]] = {}
+    for given in (state, *more):
+        checked = isinstance(given, State)
+        source = given if checked else State.from_dict(given)
+        for info, leaf in zip(source.infos, source.leaves, strict=True):
+            cell = finder.find(info.path)
+            if cell is None:
+                if "paths" not in relax:
+                    problems.append(f"{path_text(info.path)}: the object has no such leaf")
+                continue
+            found = _problem(flat, cell, info, leaf, checked, relax)
+            if found:
+                problems.append(f"{path_text(info.path)}: {found}")
+            (index, position), _ = cell
+            new.setdefault(index, {})[position] = snapshot(leaf)
+    if problems:
+        raise UpdateError(
+            bounded(
+                f"the state does not fit the object:\n{first_few(problems)}\n"
+                "nothing was written; `relax=` accepts other paths, shapes or kinds"
+            )
+        )
+    _write(flat, new)
+
+
+class _Finder:
+    """Follow paths from the root of an object to its leaves, through any alias."""
+
+    def __init__(self, flat: Flat) -> None:
+        self._graphdef = flat.graphdef
+        self._positions: dict[int, dict[Any, int]] = {}
+
+    def find(self, path: Path) -> tuple[_Cell, int] | None:
+        """Return where the leaf at a path is held, and its number; None if there is no leaf."""
+        cell, edge = self._enter((-1, 0), self._graphdef.root)
+        for key in path:
+            if type(edge) is not int or edge < 0:
+                return None
+            position = self._position(edge, key)
+            if position is None:
+                return None
+            cell, edge = self._enter((edge, position), self._graphdef.entries[edge].edges[position])
+        return (cell, ~edge) if type(edge) is int and edge < 0 else None
+
+    def _enter(self, cell: _Cell, edge: Any) -> tuple[_Cell, Any]:
+        """Go on to the value if the edge leads to a Variable."""
+        if type(edge) is int and edge >= 0:
+            entry = self._graphdef.entries[edge]
+            if entry.kind is _kinds.VARIABLE:
+                return (edge, 0), entry.edges[0]
+        return cell, edge
+
+    def _position(self, index: int, key: Any) -> int | None:
+        known = self._positions.get(index)
+        if known is None:
+            kind, _, _, keys, _ = self._graphdef.entries[index]
+            known = {kind.path_key(k): i for i, k in enumerate(keys)}
+            self._positions[index] = known
+        return known.get(key)
+
+
+def _problem(
+    flat: Flat,
+    cell: tuple[_Cell, int],
+    info: LeafInfo,
+    leaf: Any,
+    checked: bool,
+    relax: Collection[str],
+) -> str:
+    (index, _), number = cell
+    if index < 0 or not flat.graphdef.entries[index].kind.identity:
+        return "the leaf is held by an immutable value and cannot be written in place"
+    own = flat.graphdef.infos[number]
+    if checked and "kinds" not in relax and info.kind is not own.kind:
+        if info.kind is not jax.Array:  # a plain array fits any kind
+            return f"the kind is {own.kind.__name__}, the state has {info.kind.__name__}"
+    old = flat.leaves[number]
+    if "shapes" not in relax and np.shape(old) != np.shape(leaf):
+        return f"the shape is {np.shape(old)}, the state has {np.shape(leaf)}"
+    return ""
+
+
+def _write(flat: Flat, new: dict[int, dict[int, Any]]) -> None:
+    writes: list[Write] = []
+    for index, values in new.items():
+        extra, keys, old = flat.contents[index]
+        contents = [values.get(i, value) for i, value in enumerate(old)]
+        cls = flat.graphdef.entries[index].cls
+        writes.append(Write(flat.objects[index], cls, (extra, keys, contents)))
+    commit(writes)

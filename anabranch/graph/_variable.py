@@ -1,0 +1,425 @@
+"""`Variable`: a mutable cell with identity that holds an array or a pytree of arrays.
+
+Its class is its **kind** (what filters select by), its metadata are hashable and static.
+Arithmetic acts on the value; `==` is elementwise while `hash` is identity, so a Variable can be a
+key of a dictionary but must never be searched for with `in`.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anabranch import _jax
+from anabranch.errors import SpentTwinError, StaticValueError, TraceLevelError
+from anabranch.graph import _static
+from anabranch.graph._tokens import STRUCTURE, check_owned, current_token
+
+V = TypeVar("V", bound="Variable")
+_NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+
+
+class Variable:
+    """Hold an array that can be replaced in place.
+
+    Arguments:
+        value: an array of any shape and dtype, a Python number, or a pytree of them.
+        metadata: hashable static values by name; they are part of the structure.
+
+    Raises:
+        TypeError: if the value is itself a Variable.
+        StaticValueError: if a metadata value cannot be hashed.
+
+    >>> import anabranch as ab
+    >>> v = ab.Variable(2.0, unit="m")
+    >>> v.value = v + 1
+    >>> v.value, v.unit
+    (3.0, 'm')
+    """
+
+    # `__dict__` is listed so that all kinds have one layout; nothing is ever stored there.
+    __slots__ = ("__dict__", "__weakref__", "_metadata", "_token", "_value")
+
+    _value: Any
+    _metadata: Mapping[str, Any]
+    _token: Any
+
+    # numpy must leave `array + variable` to us
+    __array_priority__ = 1000
+    __array_ufunc__ = None
+
+    def __init__(self, value: Any, **metadata: Any) -> None:
+        if isinstance(value, Variable):
+            raise TypeError(
+                f"{type(self).__name__}(...) was given a {type(value).__name__}; a Variable "
+                "holds arrays: pass `variable.value`"
+            )
+        _set(self, "_value", value)
+        _set(self, "_metadata", _checked(metadata) if metadata else _NO_METADATA)
+        _set(self, "_token", current_token())
+
+    @property
+    def value(self) -> Any:
+        """The array, or pytree of arrays, that the Variable holds now."""
+        return self._value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        check_owned(self, self._token, "write the value")
+        if isinstance(value, Variable):
+            value = value._value
+        _set(self, "_value", value)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return the metadata as a new dictionary.
+
+        >>> import anabranch as ab
+        >>> ab.Param(0.0, tag="bias").get_metadata()
+        {'tag': 'bias'}
+        """
+        return dict(self._metadata)
+
+    def set_metadata(self, **metadata: Any) -> None:
+        """Set metadata by name; this changes the structure, so compiled calls trace again.
+
+        Raises:
+            StaticValueError: if a value cannot be hashed.
+
+        >>> import anabranch as ab
+        >>> v = ab.Param(0.0); v.set_metadata(tag="bias"); v.tag
+        'bias'
+        """
+        check_owned(self, self._token, "set the metadata")
+        _set(self, "_metadata", MappingProxyType({**self._metadata, **_checked(metadata)}))
+        STRUCTURE.stamp = object()
+
+    def replace(self: V, value: Any, **metadata: Any) -> V:
+        """Return a new Variable of the same kind with another value, and metadata added.
+
+        >>> import anabranch as ab
+        >>> ab.Param(1.0, tag="w").replace(2.0)
+        Param(2.0, tag='w')
+        """
+        return stand_in(type(self), value, {**self._metadata, **_checked(metadata)})
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached when normal lookup failed: metadata first, then the array's own attributes.
+        if name.startswith("__") or name in Variable.__slots__:
+            raise AttributeError(name)
+        metadata = self._metadata
+        if name in metadata:
+            return metadata[name]
+        try:
+            return getattr(self._value, name)
+        except AttributeError:
+            raise AttributeError(
+                f"{type(self).__name__} has neither metadata nor an array attribute {name!r}; "
+                f"metadata: {sorted(metadata)}"
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "value":
+            object.__setattr__(self, name, value)
+            return
+        raise AttributeError(
+            f"Cannot set {name!r} on a {type(self).__name__}: write `variable.value = ...`, or "
+            f"`variable.set_metadata({name}=...)` for metadata"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"Cannot delete {name!r} of a {type(self).__name__}")
+
+    # -- reading and writing parts ---------------------------------------------------------------
+
+    def __getitem__(self, index: Any) -> Any:
+        value = self._value
+        return value if index is ... else value[index]
+
+    def __setitem__(self, index: Any, new: Any) -> None:
+        check_owned(self, self._token, "write the value")
+        if isinstance(new, Variable):
+            new = new._value
+        old = self._value
+        if isinstance(old, (dict, list)):
+            old[index] = new
+        elif index is ...:
+            _set(self, "_value", _conform(self, old, new))
+        else:
+            array: Any = jnp.asarray(old)
+            new = _cast(self, array.dtype, new)
+            _set(self, "_value", array.at[_raw(index)].set(new))
+
+    # -- the array protocol ----------------------------------------------------------------------
+
+    def __jax_array__(self) -> Any:
+        return jnp.asarray(self._value)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.asarray(self._value, dtype=dtype)
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def __int__(self) -> int:
+        return int(self._value)
+
+    def __float__(self) -> float:
+        return float(self._value)
+
+    def __complex__(self) -> complex:
+        return complex(self._value)
+
+    def __index__(self) -> int:
+        return operator.index(self._value)
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._value)
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self._value) if digits is None else round(self._value, digits)
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        parts = [_describe(self._value)] if hasattr(self, "_value") else ["<empty>"]
+        parts += [f"{name}={value!r}" for name, value in getattr(self, "_metadata", {}).items()]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    # -- copies ----------------------------------------------------------------------------------
+
+    def __copy__(self: V) -> V:
+        return stand_in(type(self), self._value, self._metadata)
+
+    def __deepcopy__(self: V, memo: dict[int, Any]) -> V:
+        # jax arrays are immutable and shared; everything else in the value is copied
+        memo.update({id(x): x for x in jax.tree.leaves(self._value) if isinstance(x, jax.Array)})
+        return stand_in(type(self), copy.deepcopy(self._value, memo), self._metadata)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if any(_jax.is_tracer(x) for x in jax.tree.leaves(self._value)):
+            raise TraceLevelError(
+                f"Cannot pickle a {type(self).__name__} that holds a tracer; pickle it outside "
+                "of the transformed function"
+            )
+        return (stand_in, (type(self), self._value, dict(self._metadata)))
+
+
+_set: Callable[[Any, str, Any], None] = object.__setattr__
+
+
+def stand_in(kind: type[V], value: Any, metadata: Mapping[str, Any]) -> V:
+    """Make a Variable of a kind without running its `__init__`."""
+    variable = object.__new__(kind)
+    _set(variable, "_value", value)
+    _set(variable, "_metadata", MappingProxyType(dict(metadata)) if metadata else _NO_METADATA)
+    _set(variable, "_token", current_token())
+    return variable
+
+
+def _checked(metadata: dict[str, Any]) -> dict[str, Any]:
+    for name, value in metadata.items():
+        try:
+            _static.encode(value)
+        except StaticValueError as error:
+            raise StaticValueError(f"metadata {name!r}: {error}") from None
+    return metadata
+
+
+def _raw(operand: Any) -> Any:
+    if isinstance(operand, Variable):
+        return operand._value
+    if isinstance(operand, tuple):
+        return tuple([_raw(x) for x in operand])  # an index such as v[i, 1:]
+    return operand
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, (jax.Array, np.ndarray)) and (value.size > 8 or _jax.is_tracer(value)):
+        return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _cast(variable: Variable, dtype: Any, new: Any) -> Any:
+    """Cast to the dtype of the value if JAX's promotion allows it without loss of kind."""
+    # Python numbers are weak: 1.5 fits any float dtype, but no integer one
+    if jnp.promote_types(dtype, jnp.result_type(dtype, new)) != dtype:
+        found = getattr(new, "dtype", type(new).__name__)
+        raise TypeError(
+            f"Cannot write {found} into a {type(variable).__name__} of dtype {dtype} by index: "
+            f"the write would be rounded. Cast it (`x.astype({dtype})`), or replace the whole "
+            "value with `variable.value = x`"
+        )
+    return jnp.asarray(new, dtype=dtype)
+
+
+def _conform(variable: Variable, old: Any, new: Any) -> Any:
+    """Give a new whole value the dtype and the shape of the old one."""
+    if not isinstance(old, (jax.Array, np.ndarray)):
+        if isinstance(old, (bool, int, float, complex)):
+            _cast(variable, jnp.result_type(old), new)
+        return new
+    if isinstance(new, jax.Array) and new.dtype == old.dtype and new.shape == old.shape:
+        return new
+    return jnp.broadcast_to(_cast(variable, old.dtype, new), old.shape)
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Any]:
+    def method(self: Variable, other: Any) -> Any:
+        return function(self._value, _raw(other))
+
+    return method
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Any]:
+    def method(self: Variable, other: Any) -> Any:
+        return function(_raw(other), self._value)
+
+    return method
+
+
+def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Variable]:
+    def method(self: Variable, other: Any) -> Variable:
+        self.value = function(self._value, _raw(other))
+        return self
+
+    return method
+
+
+def _unary(function: Callable[[Any], Any]) -> Callable[[Variable], Any]:
+    def method(self: Variable) -> Any:
+        return function(self._value)
+
+    return method
+
+
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "matmul": operator.matmul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+}
+for _name, _function in _ARITHMETIC.items():
+    setattr(Variable, f"__{_name}__", _binary(_function))
+    setattr(Variable, f"__r{_name}__", _reflected(_function))
+    setattr(Variable, f"__i{_name}__", _in_place(_function))
+setattr(Variable, "__divmod__", _binary(divmod))
+setattr(Variable, "__rdivmod__", _reflected(divmod))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Variable, f"__{_name}__", _binary(getattr(operator, _name)))
+for _name in ("neg", "pos", "abs", "invert"):
+    setattr(Variable, f"__{_name}__", _unary(getattr(operator, _name)))
+
+
+class Param(Variable):
+    """A Variable that is trained: what `grad` differentiates by default.
+
+    >>> import anabranch as ab
+    >>> ab.Param(1.0) * 2
+    2.0
+    """
+
+    __slots__ = ()
+
+
+class BatchStat(Variable):
+    """A Variable that holds running statistics.
+
+    >>> import anabranch as ab
+    >>> ab.BatchStat(0.5)
+    BatchStat(0.5)
+    """
+
+    __slots__ = ()
+
+
+class Cache(Variable):
+    """A Variable that holds values to be used again, such as keys of an attention layer.
+
+    >>> import anabranch as ab
+    >>> ab.Cache(0)
+    Cache(0)
+    """
+
+    __slots__ = ()
+
+
+class Intermediate(Variable):
+    """A Variable that holds a recorded intermediate value.
+
+    >>> import anabranch as ab
+    >>> ab.Intermediate(0)
+    Intermediate(0)
+    """
+
+    __slots__ = ()
+
+
+class Perturbation(Variable):
+    """A Variable added to an intermediate value, to take gradients with respect to it.
+
+    >>> import anabranch as ab
+    >>> ab.Perturbation(0.0)
+    Perturbation(0.0)
+    """
+
+    __slots__ = ()
+
+
+class RngKey(Variable):
+    """A Variable that holds the key of a random stream.
+
+    >>> import anabranch as ab, jax
+    >>> ab.RngKey(jax.random.key(0)).shape
+    ()
+    """
+
+    __slots__ = ()
+
+
+class RngCount(Variable):
+    """A Variable that holds how many keys a random stream has given out.
+
+    >>> import anabranch as ab
+    >>> ab.RngCount(0) + 1
+    1
+    """
+
+    __slots__ = ()
+
+
+class SpentVariable(Variable):
+    """What an inner twin of a Variable becomes when its trace has ended."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("_value", "_metadata", "_token", "value"):
+            raise SpentTwinError(
+                "This Variable is the inner twin of an argument of a transformed function, and "
+                "was kept (in a global, a list, a closure) after that function had been traced. "
+                "Return it, or use the object that was passed as the argument."
+            )
+        return object.__getattribute__(self, name)
+
+    def __repr__(self) -> str:
+        return "<spent inner twin of a Variable>"
