@@ -140,7 +140,7 @@ class Variable:
 
     def __getitem__(self, index: Any) -> Any:
         value = self._value
-        return value if index is ... else value[index]
+        return value if index is ... else value[_raw(index)]
 
     def __setitem__(self, index: Any, new: Any) -> None:
         check_owned(self, self._token, "write the value")
@@ -162,7 +162,8 @@ class Variable:
         return jnp.asarray(self._value)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.asarray(self._value, dtype=dtype)
+        # NumPy does not copy again what it has asked us to copy
+        return np.array(self._value, dtype=dtype, copy=copy)
 
     def __bool__(self) -> bool:
         return bool(self._value)
@@ -271,7 +272,14 @@ def _conform(variable: Variable, old: Any, new: Any) -> Any:
         return new
     if isinstance(new, jax.Array) and new.dtype == old.dtype and new.shape == old.shape:
         return new
-    return jnp.broadcast_to(_cast(variable, old.dtype, new), old.shape)
+    new = _cast(variable, old.dtype, new)
+    try:
+        return jnp.broadcast_to(new, old.shape)
+    except ValueError:
+        raise ValueError(
+            f"Cannot write shape {new.shape} into a {type(variable).__name__} of shape "
+            f"{old.shape}; to change the shape write `variable.value = x`"
+        ) from None
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Any]:
