@@ -29,7 +29,22 @@ def _is(predicate: Callable[[Any], bool], fn: Callable[..., Any]) -> bool:
 
 
 class SetOnEnter(Generic[T]):
-    """Set a context variable while open; made by `JitAwareContextVar.set_on_enter`."""
+    """Set a context variable while open; made by `JitAwareContextVar.set_on_enter`.
+
+    Arguments:
+        var: the variable.
+        value: its value while this is open.
+
+    Example:
+        >>> from anabranch import contextvars_ext as cx
+        >>> unit = cx.JitAwareContextVar("unit")
+        >>> in_metres = unit.set_on_enter("metre")
+        >>> with in_metres as value, in_metres:
+        ...     value
+        'metre'
+        >>> in_metres(unit.get)()
+        'metre'
+    """
 
     __slots__ = ("_value", "_var")
 

@@ -30,9 +30,10 @@ Raises:
 Example:
     >>> import jax, jax.numpy as jnp
     >>> from anabranch import contextvars_ext as cx
-    >>> with cx.set_keystream_on_enter(cx.KeyStream(jax.random.key(0))):
-    ...     draw = cx.random.{name}({example})
-    >>> draw.shape
+    >>> def draw(key):
+    ...     with cx.set_keystream_on_enter(cx.KeyStream(key)):
+    ...         return cx.random.{name}({example})
+    >>> jax.eval_shape(draw, jax.random.key(0)).shape
     {shape}
 """
 

@@ -140,7 +140,7 @@ def test_inside_a_boundary_reads_do_not_depend_on_what_is_set_outside(program, t
     assert run([None] * VARIABLES) == run([100] * VARIABLES) == run([None, 200])
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     st.lists(st.sampled_from(sorted(NESTABLE)), min_size=1, max_size=3),
     st.lists(st.none() | st.integers(1, 9), min_size=2, max_size=4),
