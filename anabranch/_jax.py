@@ -166,12 +166,26 @@ def find_crossed_boundary(recorded: TraceRefs) -> Trace | None:
         return UNTRACED if recorded else None
     if recorded and recorded[0]() is trace:
         return None
-    around = {id(t) for ref in recorded if (t := ref()) is not None}
-    while trace is not None and trace is not _ROOT and id(trace) not in around:
-        if is_boundary(trace):
+    around = [ref() for ref in recorded]
+    staging = _staging_type()
+    while trace is not _ROOT:
+        for known in around:
+            if known is trace:
+                return None
+        parent = getattr(trace, "parent_trace", None)
+        if parent is None or isinstance(trace, staging):  # what `is_boundary` says, inlined
             return trace
-        trace = getattr(trace, "parent_trace", None)
+        trace = parent
     return None
+
+
+_TRANSFORM_OF: Final = {
+    "ShardMapTrace": "shard_map",
+    "MapTrace": "pmap",
+    "BatchTrace": "vmap",
+    "JVPTrace": "jvp",
+    "LinearizeTrace": "grad (or vjp, linearize)",
+}
 
 
 def describe_boundary(trace: Trace) -> str:
@@ -183,7 +197,7 @@ def describe_boundary(trace: Trace) -> str:
         transform, source = str(info.traced_for), str(info.func_src_info)
     except AttributeError:
         name = type(trace).__name__
-        return {"ShardMapTrace": "shard_map", "MapTrace": "pmap"}.get(name, name)
+        return _TRANSFORM_OF.get(name, name)
     if "jax/_src/pmap.py" in source.replace("\\", "/"):
         return "pmap"
     if not source or source == "<unknown>":

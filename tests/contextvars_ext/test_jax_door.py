@@ -126,6 +126,10 @@ def test_a_trace_without_a_parent_is_a_boundary():
         pass
 
     assert _jax.is_boundary(Parentless())
+    with pytest.MonkeyPatch.context() as patch:
+        parentless = Parentless()
+        patch.setattr(_jax, "current_trace", lambda: parentless)
+        assert _jax.find_crossed_boundary(_jax.ROOT_REFS) is parentless
     assert _jax.describe_boundary(Parentless()) == "Parentless"
 
 
@@ -162,3 +166,12 @@ def test_boundaries_are_described():
     assert seen[0].startswith("jit of named at ")
     assert "checkpoint" in seen[1]
     assert seen[2].split()[0] == "pmap"
+
+
+def test_transforms_that_are_no_boundaries_are_described_too():
+    def describe():
+        return _jax.describe_boundary(_jax.current_trace())
+
+    assert in_vmap(describe) == "vmap"
+    assert run_in(lambda f: jax.jvp(f, (1.0,), (1.0,)), describe) == "jvp"
+    assert run_in(lambda f: jax.grad(f)(1.0), describe).startswith("grad")
