@@ -198,9 +198,11 @@ def describe_boundary(trace: Trace) -> str:
     except AttributeError:
         name = type(trace).__name__
         return _TRANSFORM_OF.get(name, name)
-    if "jax/_src/pmap.py" in source.replace("\\", "/"):
+    source = source.replace("\\", "/")
+    if "/jax/_src/pmap.py" in source:
         return "pmap"
-    if not source or source == "<unknown>":
+    # A wrapper of JAX's own (jax 0.8 hides the function under pmap so) tells nobody anything.
+    if not source or source == "<unknown>" or "/jax/_src/" in source:
         return transform
     return f"{transform} of {source}"
 

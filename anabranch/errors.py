@@ -52,6 +52,10 @@ class BroadcastWriteError(AnabranchError, ValueError):
     """A broadcast Variable was left different in different lanes."""
 
 
+class SharedStreamError(BroadcastWriteError):
+    """A key was drawn from a random stream that is broadcast to several lanes."""
+
+
 class StructureError(AnabranchError, ValueError):
     """Two structures that have to agree differ."""
 

@@ -30,6 +30,7 @@ from anabranch.graph._map import map_leaves, recursive_map
 from anabranch.graph._merge import clone, merge
 from anabranch.graph._module import Module
 from anabranch.graph._pop import pop
+from anabranch.graph._rngs import Rngs, RngStream
 from anabranch.graph._split import graphdef, split, state
 from anabranch.graph._state import State
 from anabranch.graph._update import update
@@ -67,6 +68,8 @@ __all__ = [
     "RefMap",
     "RngCount",
     "RngKey",
+    "RngStream",
+    "Rngs",
     "SplitContext",
     "State",
     "Variable",

@@ -229,6 +229,11 @@ def node(cls: Any = None, /, *, static: bool = False) -> Any:
     return decorate if cls is None else decorate(cls)
 
 
+def declare(cls: type, rule: Rule) -> None:
+    """Declare what instances of one of our own classes are."""
+    _REGISTERED[cls] = RULES[cls] = rule
+
+
 def add_resolver(resolve: Callable[[type], Rule | None]) -> None:
     """Let another library's classes be known: the resolver returns their kind, or None."""
     _RESOLVERS.append(resolve)

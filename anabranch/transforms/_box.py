@@ -1,0 +1,220 @@
+"""The four-step box: split, merge, call, split, merge. It exists once, here.
+
+    (1) `flatten_call`   outside: the caller's objects become a graphdef and leaves
+    (2) `run_inside`     inside: twins are built around the tracers, the function is called,
+    (3)                  and what it did becomes a static report and lists of written leaves
+    (4) `finish`         outside: the report is played on the caller's objects
+
+A transform is an adapter: it says which **group** each leaf that comes out belongs to, and maps the
+groups onto the arguments of its JAX namesake. The report is the auxiliary data of a pytree node
+without leaves, so that JAX brings it back from a cached compiled call for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anabranch.errors import ValueWriteError
+from anabranch.graph._build import Built, build
+from anabranch.graph._delta import Delta, Diff, apply, diff
+from anabranch.graph._flatten import Flat, changed_opaque
+from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._spend import spend
+
+
+class Report:
+    """What the function did, as static data.
+
+    `sources` tells for each slot of the delta where its value is: `i >= 0` is leaf `i` of the
+    arguments, which needs no output; `~i` is output `i`, counted over all groups.
+    """
+
+    __slots__ = ("_key", "delta", "sources")
+
+    def __init__(self, delta: Delta, sources: tuple[int, ...]) -> None:
+        self.delta, self.sources = delta, sources
+        self._key = (delta, sources)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Report) and other._key == self._key)
+
+    def __repr__(self) -> str:
+        return f"<report: {len(self.delta.changed)} objects changed>"
+
+
+jax.tree_util.register_static(Report)
+
+
+class Assignment(NamedTuple):
+    """Which group each slot belongs to, and what is to be done with the outputs at the end."""
+
+    groups: Sequence[int]
+    check: Callable[[list[Any], list[int]], list[Any]] | None = None
+    """From the outputs, and the slot that each one comes from, to the outputs."""
+
+
+class Grouping(Protocol):
+    """How the leaves that come out are grouped."""
+
+    @property
+    def lanes(self) -> bool:
+        """Whether the function runs once a lane: then numbers that it leaves are stacked."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """The number of groups."""
+        ...
+
+    def assign(
+        self, graphdef: GraphDef, twins: Built, found: Diff, leaves: Sequence[Any]
+    ) -> Assignment:
+        """Return the group of each slot."""
+        ...
+
+    def may_forward(self, leaf: int, group: int) -> bool:
+        """Tell whether a leaf of the arguments can stand for an output of a group."""
+        ...
+
+
+class OneGroup:
+    """All leaves in one group: for transforms that treat all leaves alike."""
+
+    lanes = False
+    count = 1
+
+    def assign(
+        self, graphdef: GraphDef, twins: Built, found: Diff, leaves: Sequence[Any]
+    ) -> Assignment:
+        """Return zeros."""
+        return Assignment([0] * found.delta.num_slots)
+
+    def may_forward(self, leaf: int, group: int) -> bool:
+        """Every leaf can be forwarded."""
+        return True
+
+
+ONE_GROUP = OneGroup()
+
+
+class Inside(NamedTuple):
+    """What comes out of steps 2 and 3."""
+
+    report: Report
+    groups: tuple[list[Any], ...]
+    result: Any  # what the function returned, inside
+
+
+def run_inside(graphdef: GraphDef, leaves: Sequence[Any], grouping: Grouping) -> Inside:
+    """Steps 2 and 3: call the function on twins, and report what it did.
+
+    Arguments:
+        graphdef: of a `Call`.
+        leaves: its leaves, tracers among them.
+        grouping: which group each leaf that comes out belongs to.
+    """
+    built = build(graphdef.entries, leaves.__getitem__)
+    _session().extend(
+        [x for x, e in zip(built.objects, graphdef.entries, strict=True) if e.kind.identity]
+    )
+    result = built.resolve(graphdef.root).run()
+    found = diff(graphdef, built, result, lanes=grouping.lanes)
+    groups, check = grouping.assign(graphdef, built, found, leaves)
+    outputs = _Outputs(found.slots, groups, grouping, leaves)
+    values = outputs.values
+    if check is not None:
+        values = check(values, outputs.slots)
+    order = sorted(range(len(values)), key=outputs.groups.__getitem__)  # stable: as in the lists
+    rank = {at: i for i, at in enumerate(order)}
+    lists: tuple[list[Any], ...] = tuple([[] for _ in range(grouping.count)])
+    for at in order:
+        lists[outputs.groups[at]].append(values[at])
+    sources = tuple([s if s >= 0 else ~rank[~s] for s in outputs.sources])
+    return Inside(Report(found.delta, sources), lists, result)
+
+
+class _Outputs:
+    """The arrays that have to come out: each once a group, and none that went in unchanged."""
+
+    def __init__(
+        self,
+        slots: Sequence[Any],
+        groups: Sequence[int],
+        grouping: Grouping,
+        leaves: Sequence[Any],
+    ) -> None:
+        self.values: list[Any] = []
+        self.groups: list[int] = []
+        self.slots: list[int] = []  # of each value, the first slot that it is for
+        self.sources: list[int] = []
+        position: dict[tuple[int, int], int] = {}
+        leaf_of = {id(leaf): i for i, leaf in enumerate(leaves)}
+        for i, (slot, group) in enumerate(zip(slots, groups, strict=True)):
+            leaf = leaf_of.get(id(slot))
+            if leaf is not None and grouping.may_forward(leaf, group):
+                self.sources.append(leaf)
+                continue
+            at = position.setdefault((id(slot), group), len(self.values))
+            if at == len(self.values):
+                self.values.append(slot)
+                self.groups.append(group)
+                self.slots.append(i)
+            self.sources.append(~at)
+
+
+def finish(flat: Flat, report: Report, groups: Sequence[Sequence[Any]]) -> Any:
+    """Step 4: write to the caller's objects, all or nothing, and return the result."""
+    outputs = [value for group in groups for value in group]
+    leaves, sources = flat.leaves, report.sources
+
+    def slot(i: int) -> Any:
+        source = sources[i]
+        return leaves[source] if source >= 0 else outputs[~source]
+
+    return apply(report.delta, flat, slot)
+
+
+def array_leaves(leaves: Sequence[Any]) -> list[Any]:
+    """Return leaves with numpy arrays made immutable: a transform may pass them on as they are."""
+    return [jnp.asarray(x) if type(x) is np.ndarray else x for x in leaves]
+
+
+class _Sessions(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[list[Any]] = []
+
+
+_SESSIONS = _Sessions()
+
+
+def _session() -> list[Any]:
+    return _SESSIONS.stack[-1] if _SESSIONS.stack else []
+
+
+@contextlib.contextmanager
+def session(flat: Flat) -> Iterator[None]:
+    """Run a JAX transform: twins made inside are spent at the end, statics must not change."""
+    twins: list[Any] = []
+    _SESSIONS.stack.append(twins)
+    try:
+        yield
+    finally:
+        _SESSIONS.stack.pop()
+        if twins:
+            spend(twins)
+        changed = changed_opaque(flat.opaques) if flat.opaques else None
+    if changed is not None:
+        raise ValueWriteError(
+            f"a {type(changed).__name__}, which is registered with `static=True`, was changed by "
+            "the function; it was restored. Register the class with `@graph.node` instead"
+        )

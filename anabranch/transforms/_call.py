@@ -1,0 +1,122 @@
+"""A call, as one object that can be split: the function, its arguments, its keyword arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from anabranch.errors import StaticValueError
+from anabranch.graph import _static
+from anabranch.graph._flatten import Flat, flatten
+
+
+class Call(NamedTuple):
+    """What is called. Nodes that the function itself holds (a bound `self`) are split too."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self) -> Any:
+        """Call the function, static arguments unwrapped."""
+        args = [a.value if type(a) is StaticArgument else a for a in self.args]
+        kwargs = {k: a.value if type(a) is StaticArgument else a for k, a in self.kwargs.items()}
+        return self.function(*args, **kwargs)
+
+
+class StaticArgument:
+    """An argument that is static whatever it is; compared by type and value."""
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: Any, name: str) -> None:
+        try:
+            self._key = _static.encode(value)
+        except StaticValueError as error:
+            raise StaticValueError(f"static argument {name}: {error}") from None
+        self.value = value
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StaticArgument) and other._key == self._key
+
+
+def flatten_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
+    """Split a call; Python numbers in the arguments are leaves."""
+    return flatten(Call(function, tuple(args), dict(kwargs)), numbers=True)
+
+
+@functools.lru_cache(maxsize=512)
+def _positions(function: Any) -> dict[str, int]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
+
+
+def positions(function: Callable[..., Any]) -> dict[str, int]:
+    """Return the position of each positional parameter of a function, by name."""
+    try:
+        return _positions(function)
+    except TypeError:  # a callable object that cannot be hashed
+        return _positions.__wrapped__(function)
+
+
+class Selection:
+    """Arguments chosen by number or name, the way of JAX: each implies the other.
+
+    Arguments:
+        function: whose signature tells which name is which number.
+        nums: positions; negative ones count from the end of the positional arguments.
+        names: parameter names.
+    """
+
+    __slots__ = ("names", "nums")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        nums: int | Sequence[int] | None,
+        names: str | Iterable[str] | None,
+    ) -> None:
+        by_name = positions(function)
+        by_position = {i: name for name, i in by_name.items()}
+        self.nums = {nums} if isinstance(nums, int) else set(nums or ())
+        self.names = {names} if isinstance(names, str) else set(names or ())
+        count = len(by_name)
+        for num in list(self.nums):
+            name = by_position.get(num % count if -count <= num < 0 else num)
+            if name is not None:
+                self.names.add(name)
+        self.nums |= {by_name[name] for name in self.names if name in by_name}
+
+    def __bool__(self) -> bool:
+        return bool(self.nums or self.names)
+
+    def of_args(self, args: Sequence[Any]) -> list[int]:
+        """Return the chosen positions among positional arguments."""
+        count = len(args)
+        chosen = {num + count if num < 0 else num for num in self.nums}
+        return [i for i in range(count) if i in chosen]
+
+
+def with_static(
+    selection: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Wrap the chosen arguments so that they are static."""
+    if not selection:
+        return args, kwargs
+    args = list(args)
+    for i in selection.of_args(args):
+        args[i] = StaticArgument(args[i], f"args[{i}]")
+    wrapped = {
+        name: StaticArgument(value, name) if name in selection.names else value
+        for name, value in kwargs.items()
+    }
+    return args, wrapped

@@ -1,0 +1,346 @@
+"""`jit`: one compiled function per structure of the arguments, called with a flat list of arrays."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+
+from anabranch.errors import StructureError
+from anabranch.graph import _classify, _kinds
+from anabranch.graph._build import Built, build
+from anabranch.graph._delta import Diff
+from anabranch.graph._flatten import Flat
+from anabranch.graph._graphdef import GraphDef
+from anabranch.transforms._box import (
+    ONE_GROUP,
+    Assignment,
+    Grouping,
+    OneGroup,
+    Report,
+    finish,
+    run_inside,
+    session,
+)
+from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._donate import Donation
+from anabranch.transforms._specs import ABSENT, Resolver, values_of
+from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ShardingGroups(OneGroup):
+    """Group the leaves that come out by sharding.
+
+    The shardings of the result are known before the trace, those of written leaves are the ones
+    that they came in with.
+    """
+
+    def __init__(self, inputs: Resolver, specs: Sequence[Any], result: Any) -> None:
+        self._inputs, self._specs, self._result = inputs, specs, result
+        self.shardings: list[Any] = [None]
+        for sharding in (*specs, *values_of(result)):
+            if sharding not in self.shardings:
+                self.shardings.append(sharding)
+        self.count = len(self.shardings)
+
+    def assign(
+        self, graphdef: GraphDef, twins: Built, found: Diff, leaves: Sequence[Any]
+    ) -> Assignment:
+        """Return the group of the sharding of each slot."""
+        found_specs = resolve_outputs(
+            graphdef, twins, found, self._inputs, self._result, None, _as_sharding
+        )
+        return Assignment([self.shardings.index(spec.value) for spec in found_specs])
+
+    def may_forward(self, leaf: int, group: int) -> bool:
+        """A leaf stays as it is only if no other sharding is asked for."""
+        return self.shardings[group] in (None, self._specs[leaf])
+
+
+def _as_sharding(value: Any, leaf: Any) -> Any:
+    return value
+
+
+class Compiled:
+    """The compiled function for one structure of the arguments."""
+
+    def __init__(self, graphdef: GraphDef, grouping: Grouping, options: dict[str, Any]) -> None:
+        def run(*leaves: Any) -> tuple[Report, tuple[list[Any], ...]]:
+            inside = run_inside(graphdef, leaves, grouping)
+            return inside.report, inside.groups
+
+        self.run = run
+        self.options = options
+        self.function = jax.jit(run, **options)
+
+
+class JitFunction(Generic[P, R]):
+    """A function compiled by `jit`; methods of the same name do what those of `jax.jit` do."""
+
+    def __init__(self, function: Callable[P, R], options: dict[str, Any]) -> None:
+        self._function = function
+        self._static = Selection(
+            function, options.pop("static_argnums", None), options.pop("static_argnames", None)
+        )
+        self._donated = Selection(
+            function, options.pop("donate_argnums", None), options.pop("donate_argnames", None)
+        )
+        self._in_shardings = options.pop("in_shardings", None)
+        self._out_shardings = options.pop("out_shardings", None)
+        self._options = options
+        self._compiled: dict[GraphDef, Compiled] = {}
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        flat = self._flatten(args, kwargs)
+        compiled = self._compiled_for(flat, args)
+        with session(flat):
+            report, groups = compiled.function(*flat.leaves)
+        return finish(flat, report, groups)
+
+    def _flatten(self, args: Any, kwargs: Any) -> Flat:
+        args, kwargs = with_static(self._static, args, kwargs)
+        return flatten_call(self._function, args, kwargs)
+
+    def _compiled_for(self, flat: Flat, args: Sequence[Any]) -> Any:
+        compiled = self._compiled.get(flat.graphdef)
+        if compiled is None:
+            compiled = self._compiled.setdefault(flat.graphdef, self._compile(flat, args))
+        return compiled
+
+    def _compile(self, flat: Flat, args: Sequence[Any]) -> Any:
+        grouping: Grouping = ONE_GROUP
+        options = dict(self._options)
+        if self._in_shardings is not None or self._out_shardings is not None:
+            shardings = self._in_shardings
+            if isinstance(shardings, (tuple, list)):
+                shardings = self._without_static(shardings, args)
+            inputs = resolve_inputs(flat, shardings, None, None, _as_sharding)
+            specs = input_values(flat, inputs)
+            result = ABSENT if self._out_shardings is None else self._out_shardings
+            grouping = groups = ShardingGroups(inputs, specs, result)
+            options["in_shardings"] = tuple(specs)
+            options["out_shardings"] = (None, tuple(groups.shardings))
+        compiled = Compiled(flat.graphdef, grouping, options)
+        if self._donated:
+            compiled.function = Donation(compiled, flat, self._donated, args)  # type: ignore[assignment]
+        return compiled
+
+    def _without_static(self, shardings: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
+        """Give static arguments, which take no place in `in_shardings`, a sharding of None."""
+        given = iter(shardings)
+        static = set(self._static.of_args(args))
+        full = [None if i in static else next(given, None) for i in range(len(args))]
+        return (*full, *given)
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
+        """Trace and lower the function for these arguments; they are not changed.
+
+        >>> import anabranch as ab
+        >>> step = ab.jit(lambda v: v * 2)
+        >>> compiled = step.lower(ab.Param(1.0)).compile()
+        >>> float(compiled(ab.Param(3.0)))
+        6.0
+        """
+        return self.trace(*args, **kwargs).lower()
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
+        """Trace the function for these arguments; they are not changed.
+
+        >>> import anabranch as ab
+        >>> len(ab.jit(lambda v: v * 2).trace(ab.Param(1.0)).jaxpr.eqns)
+        1
+        """
+        flat = self._flatten(args, kwargs)
+        compiled = self._compiled_for(flat, args)
+        with session(flat):
+            traced = compiled.function.trace(*flat.leaves)
+        return Traced(traced, self, flat.graphdef)
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Return what a call would return, with `jax.ShapeDtypeStruct` in place of arrays.
+
+        The arguments are not changed; where the result refers to them, it refers to copies.
+
+        >>> import anabranch as ab
+        >>> ab.jit(lambda v: [v]).eval_shape(ab.Param(1.0))[0].value.shape
+        ()
+        """
+        flat = self._flatten(args, kwargs)
+        compiled = self._compiled_for(flat, args)
+        with session(flat):
+            report, groups = compiled.function.eval_shape(*flat.leaves)
+        shapes = [jax.eval_shape(lambda x: x, leaf) for leaf in flat.leaves]
+        copy = build(flat.graphdef.entries, shapes.__getitem__)
+        contents = [
+            (entry.extra, entry.keys, values)
+            for entry, values in zip(flat.graphdef.entries, copy.contents, strict=True)
+        ]
+        return finish(Flat(flat.graphdef, shapes, copy.objects, contents, []), report, groups)
+
+    def clear_cache(self) -> None:
+        """Drop everything that was compiled.
+
+        >>> import anabranch as ab
+        >>> ab.jit(abs).clear_cache()
+        """
+        self._compiled.clear()
+
+    @overload
+    def __get__(self, obj: None, cls: type) -> JitFunction[P, R]: ...
+    @overload
+    def __get__(self, obj: object, cls: type) -> BoundJitFunction: ...
+    def __get__(self, obj: object, cls: type) -> Any:
+        return self if obj is None else BoundJitFunction(self, obj)
+
+    def __repr__(self) -> str:
+        return f"<jit of {getattr(self._function, '__qualname__', self._function)}>"
+
+
+class BoundJitFunction:
+    """A `jit`-compiled method, bound to its object."""
+
+    __slots__ = ("__func__", "__self__")
+
+    def __init__(self, function: JitFunction[Any, Any], obj: object) -> None:
+        self.__func__, self.__self__ = function, obj
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered[Any]:
+        """See `JitFunction.lower`."""
+        return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Traced[Any]:
+        """See `JitFunction.trace`."""
+        return self.__func__.trace(self.__self__, *args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """See `JitFunction.eval_shape`."""
+        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Any:
+        return self.__func__.__wrapped__.__get__(self.__self__)  # type: ignore[attr-defined]
+
+    def __repr__(self) -> str:
+        return f"<bound {self.__func__!r}>"
+
+
+@overload
+def jit(function: Callable[P, R], /, **options: Any) -> JitFunction[P, R]: ...
+@overload
+def jit(**options: Any) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
+def jit(
+    function: Any = None,
+    /,
+    *,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    donate_argnums: int | Sequence[int] | None = None,
+    donate_argnames: str | Iterable[str] | None = None,
+    keep_unused: bool = False,
+    inline: bool = False,
+    compiler_options: dict[str, Any] | None = None,
+) -> Any:
+    """Compile a function that may read and write objects; the arguments are those of `jax.jit`.
+
+    A call equals the plain call: values, attributes, aliases, and which object is which.
+
+    Arguments:
+        function: a function, method, callable object, or None to use `jit` as a decorator with
+            arguments. In a class body it makes a method.
+        in_shardings: a sharding for all arguments, or one for each, containers of them, or
+            `StateSharding`.
+        out_shardings: the same for what is returned.
+        static_argnums: positions of arguments that are static.
+        static_argnames: names of arguments that are static.
+        donate_argnums: positions of arguments whose buffers may be used again. Of objects, only
+            arrays that the function writes are donated.
+        donate_argnames: names of such arguments.
+        keep_unused: keep arguments that the function does not use.
+        inline: inline the function into outer compiled ones.
+        compiler_options: for the compiler.
+
+    Raises:
+        NodeTypeError: an argument is neither an array, a node, a value nor a static.
+        CapturedWriteError: the function writes an object that is none of its arguments.
+
+    >>> import anabranch as ab
+    >>> @ab.jit
+    ... def swap(m):
+    ...     m["a"], m["b"] = m["b"], m["a"]
+    >>> m = {"a": ab.Param(1.0), "b": ab.Param(2.0)}
+    >>> a = m["a"]
+    >>> swap(m)
+    >>> m["b"] is a
+    True
+    """
+    options: dict[str, Any] = {
+        "in_shardings": in_shardings,
+        "out_shardings": out_shardings,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "keep_unused": keep_unused,
+        "inline": inline,
+    }
+    if compiler_options is not None:
+        options["compiler_options"] = compiler_options
+    if function is None:
+        return lambda f: JitFunction(f, dict(options))
+    return JitFunction(function, options)
+
+
+_classify.declare(JitFunction, _classify.STATIC)
+_classify.declare(BoundJitFunction, _kinds.METHOD)
+
+
+class _Staged(Generic[R]):
+    """A stage of compilation, with what is needed to call it with objects."""
+
+    def __init__(self, stage: Any, owner: JitFunction[Any, R], graphdef: GraphDef) -> None:
+        self._stage, self._owner, self._graphdef = stage, owner, graphdef
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+
+class Traced(_Staged[R]):
+    """A traced function: `jaxpr`, `out_info` and `lower`, as in `jax.stages.Traced`."""
+
+    def lower(self, **options: Any) -> Lowered[R]:
+        """Lower to a computation that can be compiled."""
+        return Lowered(self._stage.lower(**options), self._owner, self._graphdef)
+
+
+class Lowered(_Staged[R]):
+    """A lowered function: `as_text`, `compile` and more, as in `jax.stages.Lowered`."""
+
+    def compile(self, **options: Any) -> CompiledCall[R]:
+        """Compile to something that can be called with objects."""
+        return CompiledCall(self._stage.compile(**options), self._owner, self._graphdef)
+
+
+class CompiledCall(_Staged[R]):
+    """A compiled function, for objects of the structure that it was compiled for."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        flat = self._owner._flatten(args, kwargs)
+        if flat.graphdef is not self._graphdef:
+            raise StructureError(
+                "the arguments have another structure than those that the function was compiled "
+                "for; static arguments are part of it and must be given again"
+            )
+        with session(flat):
+            report, groups = self._stage(*flat.leaves)
+        return finish(flat, report, groups)

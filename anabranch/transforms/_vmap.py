@@ -1,0 +1,150 @@
+"""`vmap`: every lane runs on its own copy of the world.
+
+What is mapped comes back along the axis that it came in along; what is broadcast must end up equal
+in all lanes, which is checked before JAX would complain in its own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
+
+import jax
+import jax.numpy as jnp
+
+from anabranch.errors import BroadcastWriteError, bounded, first_few
+from anabranch.transforms._box import array_leaves, finish, run_inside, session
+from anabranch.transforms._call import flatten_call
+from anabranch.transforms._lanes import LaneGroups, lane_axes
+from anabranch.transforms._specs import ABSENT, Found, show
+from anabranch.transforms._wrap import wrap
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def vmap(function: Callable[P, R], /, **options: Any) -> Callable[P, R]: ...
+@overload
+def vmap(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def vmap(
+    function: Any = None,
+    /,
+    *,
+    in_axes: Any = 0,
+    out_axes: Any = ABSENT,
+    axis_name: Hashable = None,
+    axis_size: int | None = None,
+    spmd_axis_name: Any = None,
+) -> Any:
+    """Map a function that may read and write objects over lanes, as `jax.vmap` does.
+
+    Equal to running each lane on its own copy of the objects. An object comes back along the axes
+    that it was given; what is broadcast must be left equal in all lanes.
+
+    Arguments:
+        function: a function, method or callable object; without it, `vmap` is a decorator. What
+            it holds itself (a bound `self`) is broadcast.
+        in_axes: an axis (int) or None (broadcast) for all positional arguments, or one for each;
+            containers of axes for containers, `StateAxes` for objects. Keyword arguments are
+            mapped along axis 0.
+        out_axes: the same for what is returned, 0 if not given. A returned argument needs none.
+        axis_name: a name for collectives.
+        axis_size: the number of lanes; needed only if nothing is mapped.
+        spmd_axis_name: see `jax.vmap`.
+
+    Raises:
+        AliasError: one object is given two axes; both paths are named.
+        BroadcastWriteError: a broadcast Variable was left different in different lanes.
+        SharedStreamError: a key was drawn from a random stream that is broadcast.
+        StructureError: an axis does not exist, sizes differ, or nothing is mapped.
+
+    >>> import anabranch as ab, jax.numpy as jnp
+    >>> v = ab.Param(jnp.arange(3.0))
+    >>> def double(v):
+    ...     v.value = v * 2
+    >>> ab.vmap(double)(v)
+    >>> v.value.tolist()
+    [0.0, 2.0, 4.0]
+    """
+    if function is None:
+        return lambda f: vmap(
+            f,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            axis_name=axis_name,
+            axis_size=axis_size,
+            spmd_axis_name=spmd_axis_name,
+        )
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flat = flatten_call(function, args, kwargs)
+        inputs, axes, size = lane_axes(flat, function, in_axes, axis_size)
+        mapped = next((i for i, axis in enumerate(axes) if axis is not None), None)
+        lane = jnp.arange(size) if mapped is None else None
+
+        def run(leaves: list[Any], lane: Any) -> Any:
+            sentinel = lane if mapped is None else leaves[mapped]
+            groups = LaneGroups(inputs, axes, out_axes, unbatched(sentinel))
+            inside = run_inside(flat.graphdef, leaves, groups)
+            return inside.report, inside.groups
+
+        out = LaneGroups(inputs, axes, out_axes, unbatched(None)).axes
+        with session(flat):
+            report, outputs = jax.vmap(
+                run,
+                in_axes=(axes, 0),
+                out_axes=(None, tuple(out)),
+                axis_name=axis_name,
+                axis_size=size,
+                spmd_axis_name=spmd_axis_name,
+            )(array_leaves(flat.leaves), lane)
+        return finish(flat, report, outputs)
+
+    return wrap(call, function)
+
+
+def unbatched(
+    sentinel: Any,
+) -> Callable[[list[Any], list[Found], Sequence[Any]], list[Any]]:
+    """Return a check that raises if an output without axis differs from lane to lane.
+
+    A `custom_vmap` identity is told which of its operands are batched. The sentinel, which is
+    batched by this very vmap, tells its rule from that of an outer one. Results are dropped, so
+    that no equation stays behind.
+    """
+
+    def check(values: list[Any], specs: list[Found], leaves: Sequence[Any]) -> list[Any]:
+        chosen = [i for i, spec in enumerate(specs) if spec.value is None]
+        if not chosen:
+            return values
+        names = [f"{specs[i].name}{show(specs[i].step)}" for i in chosen]
+
+        @jax.custom_batching.custom_vmap
+        def identity(sentinel: Any, *operands: Any) -> Any:
+            return (sentinel, *operands)
+
+        @identity.def_vmap
+        def _rule(axis_size: int, in_batched: list[bool], *operands: Any) -> Any:
+            if in_batched[0]:
+                _raise_if_any(in_batched[1:], names)
+            return operands, tuple(in_batched)
+
+        operands = [jax.lax.stop_gradient(jnp.asarray(values[i])) for i in chosen]
+        identity(jax.lax.stop_gradient(sentinel), *operands)
+        return values
+
+    return check
+
+
+def _raise_if_any(batched: Sequence[bool], names: Sequence[str]) -> None:
+    bad = [name for flag, name in zip(batched, names, strict=True) if flag]
+    if bad:
+        raise BroadcastWriteError(
+            bounded(
+                "these are broadcast, but the lanes leave different values there:\n"
+                f"{first_few(bad)}\n"
+                "give them an axis (`StateAxes` chooses by kind), or reduce over the lanes "
+                "before writing"
+            )
+        )

@@ -1,0 +1,110 @@
+"""Resolve specifications on what goes into a call and on what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from anabranch.graph._build import Built
+from anabranch.graph._delta import Diff
+from anabranch.graph._flatten import Flat
+from anabranch.graph._graphdef import GraphDef
+from anabranch.transforms._specs import ABSENT, Found, Resolver, World
+
+Normalise = Callable[[Any, Any], Any]
+
+
+def resolve_inputs(
+    flat: Flat,
+    args: Any,
+    kwargs: Any,
+    function: Any,
+    normalise: Normalise,
+) -> Resolver:
+    """Resolve specifications for a flattened `Call`.
+
+    Arguments:
+        flat: the call.
+        args: a specification for the positional arguments: one for all, or a sequence.
+        kwargs: one for each keyword argument: one for all, or a mapping.
+        function: one for what the function itself holds.
+        normalise: see `Resolver`.
+    """
+    entries = flat.graphdef.entries
+    world = World(
+        entry=lambda i: (entries[i], False),
+        variable=flat.objects.__getitem__,
+        leaf=lambda i, _: flat.leaves[i],
+    )
+    resolver = Resolver(world, normalise)
+    call: Any = flat.graphdef.root
+    function_edge, args_edge, kwargs_edge = entries[call].edges
+    if isinstance(args, list):
+        args = tuple(args)  # pyright: ignore[reportUnknownVariableType]
+    resolver.resolve(args_edge, args, "args")
+    resolver.resolve(kwargs_edge, kwargs, "kwargs")
+    resolver.resolve(function_edge, function, "the function")
+    return resolver
+
+
+def input_values(flat: Flat, resolver: Resolver) -> list[Any]:
+    """Return the value of each leaf."""
+    return [resolver.leaves[i, False].value for i in range(len(flat.leaves))]
+
+
+def resolve_outputs(
+    graphdef: GraphDef,
+    twins: Built,
+    found: Diff,
+    inputs: Resolver,
+    result: Any,
+    default: Any,
+    normalise: Normalise,
+) -> list[Found]:
+    """Return what is found for each slot.
+
+    What hangs on an argument has the specification of the argument; what is returned has that of
+    the result. A returned argument needs none, and if it is given one, it must be its own.
+
+    Arguments:
+        graphdef: of the call.
+        twins: its objects inside.
+        found: what changed.
+        inputs: the resolved inputs.
+        result: the specification of the result, or `ABSENT`.
+        default: the specification of what is new in the result if none was given.
+        normalise: see `Resolver`.
+    """
+    changed = dict(found.delta.changed)
+    known = len(graphdef.entries)
+    new = found.delta.new
+    objects = [*twins.objects, *found.new]
+
+    def entry(index: int) -> tuple[Any, bool]:
+        if index >= known:
+            return new[index - known], True
+        return (changed[index], True) if index in changed else (graphdef.entries[index], False)
+
+    world = World(
+        entry=entry,
+        variable=objects.__getitem__,
+        leaf=lambda i, slot: found.slots[i] if slot else twins.resolve(~i),
+    )
+    resolver = Resolver(world, normalise)
+    resolver.leaves.update(inputs.leaves)
+    resolver.nodes.update(inputs.nodes)
+    for index in changed:
+        spec, step, name, path = inputs.nodes[index]
+        resolver.resolve(
+            index, spec, name, step=step, path=path, skip_known=True, forced=True
+        )
+    absent = result is ABSENT
+    resolver.resolve(
+        found.delta.root,
+        default if absent else result,
+        "the return value",
+        slot=True,
+        skip_known=absent,
+    )
+    unreached = Found(default, None, "the return value")
+    return [resolver.leaves.get((i, True), unreached) for i in range(len(found.slots))]
