@@ -165,7 +165,9 @@ def test_boundaries_are_described():
     jax.pmap(named)(jnp.ones(8))
     assert seen[0].startswith("jit of named at ")
     assert "checkpoint" in seen[1]
-    assert seen[2].split()[0] == "pmap"
+    # jax 0.8 and 0.9 make pmap out of shard_map, and 0.8 does not tell.
+    assert seen[2].split()[0] in {"pmap", "shard_map"}
+    assert "_src" not in seen[2]
 
 
 def test_transforms_that_are_no_boundaries_are_described_too():
