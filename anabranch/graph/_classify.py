@@ -187,9 +187,11 @@ def register_node(cls: type, *, static: bool = False) -> None:
 
     >>> import anabranch as ab
     >>> class Point:
-    ...     def __init__(self, x): self.x = x
+    ...     def __init__(self, x):
+    ...         self.x = x
     >>> ab.graph.register_node(Point)
-    >>> p = Point(ab.Param(1.0)); len(ab.state(p).leaves)
+    >>> p = Point(ab.Param(1.0))
+    >>> len(ab.state(p).leaves)
     1
     """
     if issubclass(cls, (Module, Variable)):
@@ -215,10 +217,15 @@ def node(cls: Any = None, /, *, static: bool = False) -> Any:
     >>> import anabranch as ab
     >>> @ab.graph.node
     ... class Walker:
-    ...     def __init__(self): self.at = ab.Variable(0)
+    ...     def __init__(self):
+    ...         self.at = ab.Variable(0)
+    ...
     ...     @ab.jit
-    ...     def step(self): self.at.value += 1
-    >>> w = Walker(); w.step(); int(w.at)
+    ...     def step(self):
+    ...         self.at.value += 1
+    >>> w = Walker()
+    >>> w.step()
+    >>> int(w.at)
     1
     """
 

@@ -33,7 +33,8 @@ class RefMap:
 
     >>> import anabranch as ab
     >>> refs, v = ab.RefMap(), ab.Param(0.0)
-    >>> refs.add(3, v); refs.index_of(v), refs.index_of(ab.Param(0.0))
+    >>> refs.add(3, v)
+    >>> refs.index_of(v), refs.index_of(ab.Param(0.0))
     (3, None)
     """
 
@@ -64,7 +65,9 @@ class IndexMap(dict[int, Any]):
     """From index to object.
 
     >>> import anabranch as ab
-    >>> refs = ab.RefMap(); refs.add(0, [1]); refs.inverse()[0]
+    >>> refs = ab.RefMap()
+    >>> refs.add(0, [1])
+    >>> refs.inverse()[0]
     [1]
     """
 

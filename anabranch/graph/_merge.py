@@ -51,7 +51,10 @@ def clone(node: T) -> T:
     Arrays are shared (they are immutable), numpy arrays are copied.
 
     >>> import anabranch as ab
-    >>> v = ab.Param(1.0); w = ab.clone(v); w.value = 2.0; v.value
+    >>> v = ab.Param(1.0)
+    >>> w = ab.clone(v)
+    >>> w.value = 2.0
+    >>> v.value
     1.0
     """
     flat = flatten(node)

@@ -75,10 +75,14 @@ class Module(_WithDict):
     >>> class Counter(ab.Module):
     ...     def __init__(self):
     ...         self.n = ab.Variable(0)
+    ...
     ...     @ab.jit
     ...     def step(self):
     ...         self.n.value += 1
-    >>> counter = Counter(); counter.step(); counter.step(); int(counter.n)
+    >>> counter = Counter()
+    >>> counter.step()
+    >>> counter.step()
+    >>> int(counter.n)
     2
     """
 

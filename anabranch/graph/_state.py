@@ -295,7 +295,8 @@ class State(NestedReading):
         """Tell, without finding the paths, whether these are all leaves of a graphdef, in order.
 
         >>> import anabranch as ab
-        >>> graphdef, state = ab.split(ab.Param(1.0)); state.is_of(graphdef)
+        >>> graphdef, state = ab.split(ab.Param(1.0))
+        >>> state.is_of(graphdef)
         True
         """
         return isinstance(self._source, DeferredInfos) and self._source.belongs_to(source)

@@ -21,6 +21,10 @@ _ROOT = _jax.root_trace()
 _current_trace = _jax.current_trace
 
 
+NOBODY = object()
+"""The token of a copy that JAX made inside a trace."""
+
+
 def current_token() -> Any:
     """Return the token of the current trace; equal tokens are the same object."""
     trace = _current_trace()

@@ -20,7 +20,7 @@ import numpy as np
 from anabranch import _jax
 from anabranch.errors import SpentTwinError, StaticValueError, TraceLevelError
 from anabranch.graph import _static
-from anabranch.graph._tokens import STRUCTURE, check_owned, current_token
+from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
 
 V = TypeVar("V", bound="Variable")
 _NO_METADATA: Mapping[str, Any] = MappingProxyType({})
@@ -54,6 +54,10 @@ class Variable:
     # numpy must leave `array + variable` to us
     __array_priority__ = 1000
     __array_ufunc__ = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _register_with_jax(cls)
 
     def __init__(self, value: Any, **metadata: Any) -> None:
         if isinstance(value, Variable):
@@ -93,7 +97,9 @@ class Variable:
             StaticValueError: if a value cannot be hashed.
 
         >>> import anabranch as ab
-        >>> v = ab.Param(0.0); v.set_metadata(tag="bias"); v.tag
+        >>> v = ab.Param(0.0)
+        >>> v.set_metadata(tag="bias")
+        >>> v.tag
         'bias'
         """
         check_owned(self, self._token, "set the metadata")
@@ -336,6 +342,28 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(Variable, f"__{_name}__", _binary(getattr(operator, _name)))
 for _name in ("neg", "pos", "abs", "invert"):
     setattr(Variable, f"__{_name}__", _unary(getattr(operator, _name)))
+
+
+# Compiled functions of jax.numpy take Variables as they take arrays: JAX asks for a pytree there.
+# A Variable that JAX builds inside a trace is a copy that nobody will look at again, so it belongs
+# to no trace and refuses to be written.
+
+
+def _register_with_jax(cls: type[Variable]) -> None:
+    def flatten(variable: Variable) -> tuple[tuple[Any], Any]:
+        metadata = variable._metadata
+        return (variable._value,), tuple([(k, _static.encode(v)) for k, v in metadata.items()])
+
+    def unflatten(metadata: Any, children: Any) -> Variable:
+        variable = stand_in(cls, children[0], {k: _static.decode(v) for k, v in metadata})
+        if not _jax.is_root(_jax.current_trace()):
+            _set(variable, "_token", NOBODY)
+        return variable
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
+
+
+_register_with_jax(Variable)
 
 
 class Param(Variable):

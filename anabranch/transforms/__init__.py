@@ -2,6 +2,7 @@
 
 from anabranch.transforms._grad import grad, value_and_grad
 from anabranch.transforms._jit import JitFunction, jit
+from anabranch.transforms._pmap import pmap
 from anabranch.transforms._specs import DiffState, StateAxes, StateSharding
 from anabranch.transforms._vmap import vmap
 
@@ -12,6 +13,7 @@ __all__ = [
     "StateSharding",
     "grad",
     "jit",
+    "pmap",
     "value_and_grad",
     "vmap",
 ]

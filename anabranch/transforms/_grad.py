@@ -259,7 +259,7 @@ def grad(
         A function that returns the gradients, or `(gradients, aux)` with `has_aux`.
 
     >>> import anabranch as ab
-    >>> grads = ab.grad(lambda v: v ** 2)(ab.Param(3.0))
+    >>> grads = ab.grad(lambda v: v**2)(ab.Param(3.0))
     >>> float(grads[()])
     6.0
     """
@@ -295,9 +295,7 @@ def _differentiated(
             )
         name = f"args[{argnum % count}]"
         before = bool(taken)
-        part = Differentiated(
-            flat, edges[argnum % count], name, wanted, taken, allow_int=allow_int
-        )
+        part = Differentiated(flat, edges[argnum % count], name, wanted, taken, allow_int=allow_int)
         if not before:
             part.check()
         parts.append(part)

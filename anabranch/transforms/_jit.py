@@ -26,7 +26,7 @@ from anabranch.transforms._box import (
 )
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._donate import Donation
-from anabranch.transforms._specs import ABSENT, Resolver, values_of
+from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ class ShardingGroups(OneGroup):
     that they came in with.
     """
 
-    def __init__(self, inputs: Resolver, specs: Sequence[Any], result: Any) -> None:
+    def __init__(self, inputs: Resolved, specs: Sequence[Any], result: Any) -> None:
         self._inputs, self._specs, self._result = inputs, specs, result
         self.shardings: list[Any] = [None]
         for sharding in (*specs, *values_of(result)):

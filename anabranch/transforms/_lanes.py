@@ -14,10 +14,10 @@ from anabranch.graph._flatten import Flat, namer
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._variable import RngCount
 from anabranch.transforms._box import Assignment
-from anabranch.transforms._specs import Found, Resolver, show, values_of
+from anabranch.transforms._specs import Found, Resolved, show, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
 
-Check = Callable[[list[Any], list[Found], Sequence[Any]], list[Any]]
+Check = Callable[[list[Any], list[Found]], list[Any]]
 
 
 class LaneGroups:
@@ -33,15 +33,12 @@ class LaneGroups:
     lanes = True
 
     def __init__(
-        self, inputs: Resolver, axes: Sequence[int | None], result: Any, check: Check
+        self, inputs: Resolved, axes: Sequence[int | None], result: Any, check: Check | None
     ) -> None:
         self._inputs, self._axes, self._result, self._check = inputs, axes, result, check
-        known = {*axes, *values_of(result), 0}
-        deepest = max([np.ndim(found) for found in _arrays(inputs, len(axes))], default=0) + 8
-        # the axes that an output can have: negative ones are counted from its own rank
-        positive = {axis for axis in known if axis is not None and axis >= 0}
-        if any(axis is not None and axis < 0 for axis in known):
-            positive |= set(range(deepest))
+        # a negative axis counts from the rank of each output, which nobody knows before the trace
+        known = {axis for axis in (*axes, *values_of(result), 0) if axis is not None}
+        positive = set(range(_MAX_RANK)) if min(known) < 0 else known
         self.axes: list[int | None] = [None, *sorted(positive)]
         self.count = len(self.axes)
 
@@ -50,14 +47,14 @@ class LaneGroups:
     ) -> Assignment:
         """Return the group of the axis of each slot."""
         self._refuse_shared_streams(graphdef, found)
-        specs = resolve_outputs(
-            graphdef, twins, found, self._inputs, self._result, 0, _output_axis
-        )
+        specs = resolve_outputs(graphdef, twins, found, self._inputs, self._result, 0, _output_axis)
 
         def check(values: list[Any], slots: list[int]) -> list[Any]:
-            return self._check(values, [specs[slot] for slot in slots], leaves)
+            assert self._check is not None
+            return self._check(values, [specs[slot] for slot in slots])
 
-        return Assignment([self.axes.index(spec.value) for spec in specs], check)
+        groups = [self.axes.index(spec.value) for spec in specs]
+        return Assignment(groups, None if self._check is None else check)
 
     def may_forward(self, leaf: int, group: int) -> bool:
         """A leaf can stand for an output along its own axis."""
@@ -74,8 +71,7 @@ class LaneGroups:
                 )
 
 
-def _arrays(inputs: Resolver, count: int) -> list[Any]:
-    return [inputs.world.leaf(i, False) for i in range(count)]
+_MAX_RANK = 32
 
 
 def _input_axis(axis: Any, leaf: Any) -> int | None:
@@ -101,8 +97,8 @@ def _output_axis(axis: Any, leaf: Any) -> int | None:
 
 
 def lane_axes(
-    flat: Flat, function: Any, in_axes: Any, axis_size: int | None
-) -> tuple[Resolver, list[int | None], int]:
+    flat: Flat, in_axes: Any, axis_size: int | None
+) -> tuple[Resolved, list[int | None], int]:
     """Return the resolved axes, the axis of each leaf, and the number of lanes.
 
     Raises:
@@ -122,9 +118,7 @@ def lane_axes(
         sizes.setdefault(axis_size, []).insert(0, "axis_size")
     if len(sizes) > 1:
         rows = [f"{size}: {first_few(names).strip()}" for size, names in sizes.items()]
-        raise StructureError(
-            bounded(f"the mapped axes have different sizes:\n{first_few(rows)}")
-        )
+        raise StructureError(bounded(f"the mapped axes have different sizes:\n{first_few(rows)}"))
     if not sizes:
         raise StructureError(
             "nothing is mapped: give an argument an axis in `in_axes`, or give `axis_size`"

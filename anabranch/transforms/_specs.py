@@ -144,6 +144,16 @@ class Found(NamedTuple):
     name: str
 
 
+class Resolved(NamedTuple):
+    """What was found; it refers to no object of the caller, so that compiled functions keep it."""
+
+    leaves: dict[tuple[int, bool], Found]
+    """By the number of a leaf, and whether it is a slot."""
+
+    nodes: dict[int, tuple[Any, Step | None, str, tuple[Hashable, ...]]]
+    """By index: the specification, the way, the name of its start, and the path for filters."""
+
+
 class Resolver:
     """Resolve specifications to one value per leaf, and check that aliases agree.
 
@@ -153,10 +163,9 @@ class Resolver:
     """
 
     def __init__(self, world: World, normalise: Callable[[Any, Any], Any]) -> None:
-        self.world = world
+        self._world = world
         self._normalise = normalise
-        self.leaves: dict[tuple[int, bool], Found] = {}
-        self.nodes: dict[int, tuple[Any, Step | None, str, tuple[Hashable, ...]]] = {}
+        self.found = Resolved({}, {})
         self._seen: set[tuple[int, int]] = set()
         self._keep: list[Any] = []  # specifications, so that their ids stay theirs
 
@@ -195,11 +204,11 @@ class Resolver:
             if edge < 0:
                 self._leaf(~edge, slot, spec, step, path, variable, name)
                 continue
-            entry, slot = self.world.entry(edge)
+            entry, slot = self._world.entry(edge)
             if forced:
                 forced = False
             elif entry.kind.identity:
-                if skip_known and edge in self.nodes:
+                if skip_known and edge in self.found.nodes:
                     continue
                 if not self._enter(edge, spec, step, name, path, above):
                     continue
@@ -234,7 +243,7 @@ class Resolver:
         above: tuple[int, ...],
     ) -> bool:
         """Tell whether a node has to be walked under a specification."""
-        self.nodes.setdefault(index, (spec, step, name, path))
+        self.found.nodes.setdefault(index, (spec, step, name, path))
         key = (index, id(spec))
         if key not in self._seen:
             self._seen.add(key)
@@ -278,19 +287,21 @@ class Resolver:
         variable: int,
         name: str,
     ) -> None:
-        leaf = self.world.leaf(number, slot)
+        leaf = self._world.leaf(number, slot)
         value = spec
         try:
             if isinstance(spec, FilterMap):
-                owner = self.world.variable(variable) if variable >= 0 else leaf
+                owner = self._world.variable(variable) if variable >= 0 else leaf
                 value = spec.resolve(path, owner)
             elif is_container(spec):
                 raise StructureError(f"the specification is a {type(spec).__name__} for an array")
             value = self._normalise(value, leaf)
         except (FilterError, StructureError, TypeError, ValueError) as error:
-            ours = type(error) if isinstance(error, (FilterError, StructureError)) else StructureError
+            ours = (
+                type(error) if isinstance(error, (FilterError, StructureError)) else StructureError
+            )
             raise ours(bounded(f"{name}{show(step)}: {error}")) from None
-        before = self.leaves.setdefault((number, slot), Found(value, step, name))
+        before = self.found.leaves.setdefault((number, slot), Found(value, step, name))
         if before.value != value:
             raise AliasError(
                 bounded(

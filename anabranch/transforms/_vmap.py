@@ -79,7 +79,7 @@ def vmap(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)
-        inputs, axes, size = lane_axes(flat, function, in_axes, axis_size)
+        inputs, axes, size = lane_axes(flat, in_axes, axis_size)
         mapped = next((i for i, axis in enumerate(axes) if axis is not None), None)
         lane = jnp.arange(size) if mapped is None else None
 
@@ -89,7 +89,7 @@ def vmap(
             inside = run_inside(flat.graphdef, leaves, groups)
             return inside.report, inside.groups
 
-        out = LaneGroups(inputs, axes, out_axes, unbatched(None)).axes
+        out = LaneGroups(inputs, axes, out_axes, None).axes
         with session(flat):
             report, outputs = jax.vmap(
                 run,
@@ -104,9 +104,7 @@ def vmap(
     return wrap(call, function)
 
 
-def unbatched(
-    sentinel: Any,
-) -> Callable[[list[Any], list[Found], Sequence[Any]], list[Any]]:
+def unbatched(sentinel: Any) -> Callable[[list[Any], list[Found]], list[Any]]:
     """Return a check that raises if an output without axis differs from lane to lane.
 
     A `custom_vmap` identity is told which of its operands are batched. The sentinel, which is
@@ -114,7 +112,7 @@ def unbatched(
     that no equation stays behind.
     """
 
-    def check(values: list[Any], specs: list[Found], leaves: Sequence[Any]) -> list[Any]:
+    def check(values: list[Any], specs: list[Found]) -> list[Any]:
         chosen = [i for i, spec in enumerate(specs) if spec.value is None]
         if not chosen:
             return values

@@ -9,7 +9,7 @@ from anabranch.graph._build import Built
 from anabranch.graph._delta import Diff
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
-from anabranch.transforms._specs import ABSENT, Found, Resolver, World
+from anabranch.transforms._specs import ABSENT, Found, Resolved, Resolver, World
 
 Normalise = Callable[[Any, Any], Any]
 
@@ -20,7 +20,7 @@ def resolve_inputs(
     kwargs: Any,
     function: Any,
     normalise: Normalise,
-) -> Resolver:
+) -> Resolved:
     """Resolve specifications for a flattened `Call`.
 
     Arguments:
@@ -44,19 +44,19 @@ def resolve_inputs(
     resolver.resolve(args_edge, args, "args")
     resolver.resolve(kwargs_edge, kwargs, "kwargs")
     resolver.resolve(function_edge, function, "the function")
-    return resolver
+    return resolver.found
 
 
-def input_values(flat: Flat, resolver: Resolver) -> list[Any]:
+def input_values(flat: Flat, inputs: Resolved) -> list[Any]:
     """Return the value of each leaf."""
-    return [resolver.leaves[i, False].value for i in range(len(flat.leaves))]
+    return [inputs.leaves[i, False].value for i in range(len(flat.leaves))]
 
 
 def resolve_outputs(
     graphdef: GraphDef,
     twins: Built,
     found: Diff,
-    inputs: Resolver,
+    inputs: Resolved,
     result: Any,
     default: Any,
     normalise: Normalise,
@@ -91,13 +91,11 @@ def resolve_outputs(
         leaf=lambda i, slot: found.slots[i] if slot else twins.resolve(~i),
     )
     resolver = Resolver(world, normalise)
-    resolver.leaves.update(inputs.leaves)
-    resolver.nodes.update(inputs.nodes)
+    resolver.found.leaves.update(inputs.leaves)
+    resolver.found.nodes.update(inputs.nodes)
     for index in changed:
         spec, step, name, path = inputs.nodes[index]
-        resolver.resolve(
-            index, spec, name, step=step, path=path, skip_known=True, forced=True
-        )
+        resolver.resolve(index, spec, name, step=step, path=path, skip_known=True, forced=True)
     absent = result is ABSENT
     resolver.resolve(
         found.delta.root,
@@ -107,4 +105,4 @@ def resolve_outputs(
         skip_known=absent,
     )
     unreached = Found(default, None, "the return value")
-    return [resolver.leaves.get((i, True), unreached) for i in range(len(found.slots))]
+    return [resolver.found.leaves.get((i, True), unreached) for i in range(len(found.slots))]
