@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from anabranch import _jax
 from anabranch.contextvars_ext import JitAwareContextVar
 from anabranch.errors import BehindBoundaryError, ContextValueNotSetError
 from tests.contextvars_ext.nesting import BOUNDARIES, NESTABLE, TRANSPARENT
@@ -329,3 +330,12 @@ def test_a_default_factory_that_first_runs_under_vmap_and_grad_computes_eagerly(
     np.testing.assert_allclose(result, [6.0, 6.0])
     assert not isinstance(var.get(), jax.core.Tracer)
     np.testing.assert_allclose(var.get(), [1.0, 2.0, 3.0])
+
+
+def test_a_default_factory_runs_at_the_root_whatever_is_active():
+    var = JitAwareContextVar("v", default_factory=lambda: _jax.is_root(_jax.current_trace()))
+    seen = []
+    jax.vmap(lambda x: (seen.append((var.get(), _jax.is_root(_jax.current_trace()))), x)[1])(
+        jnp.ones(2)
+    )
+    assert seen == [(True, False)]
