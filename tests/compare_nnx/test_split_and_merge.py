@@ -218,7 +218,7 @@ def test_merge_refuses_a_state_with_a_leaf_too_few() -> None:
 
     assert program(nnx) is ValueError
     assert program(ab) is UpdateError
-    with pytest.raises(UpdateError, match="b is missing|'b'.* is missing"):
+    with pytest.raises(UpdateError, match=r"b.* is missing"):
         ab.merge(ab.graphdef(box(ab, b=ab.Param(1.0))), {})
 
 
