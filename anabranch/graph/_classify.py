@@ -137,8 +137,8 @@ def _is_static_type(cls: type) -> bool:
 
 
 def _registered_with_jax(obj: Any) -> bool:
-    leaves = jtu.tree_leaves(obj, is_leaf=lambda x: x is not obj)
-    return not (len(leaves) == 1 and leaves[0] is obj)
+    # (flattening obj itself would warn about iterators)
+    return jtu.default_registry.flatten_one_level(obj) is not None
 
 
 def check_static(obj: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
@@ -26,6 +26,7 @@ from anabranch.transforms._box import (
 )
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._donate import Donation
+from anabranch.transforms._options import JitOptions
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
 
@@ -205,13 +206,20 @@ class JitFunction(Generic[P, R]):
 class BoundJitFunction:
     """A `jit`-compiled method, bound to its object."""
 
-    __slots__ = ("__func__", "__self__")
+    __slots__ = ("__func__", "__self__", "__weakref__")
 
     def __init__(self, function: JitFunction[Any, Any], obj: object) -> None:
         self.__func__, self.__self__ = function, obj
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(self.__self__, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:  # like a bound method: JAX caches by equality
+        same = isinstance(other, BoundJitFunction) and other.__self__ is self.__self__
+        return same and other.__func__ is self.__func__
+
+    def __hash__(self) -> int:
+        return hash((id(self.__self__), self.__func__))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered[Any]:
         """See `JitFunction.lower`."""
@@ -234,9 +242,9 @@ class BoundJitFunction:
 
 
 @overload
-def jit(function: Callable[P, R], /, **options: Any) -> JitFunction[P, R]: ...
+def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> JitFunction[P, R]: ...
 @overload
-def jit(**options: Any) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
+def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 def jit(
     function: Any = None,
     /,
