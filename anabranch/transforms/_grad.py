@@ -7,13 +7,13 @@ summed gradient, in the first argument that reaches it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anabranch.errors import FilterError, StructureError, bounded, first_few
+from anabranch.errors import FilterError, StructureError, bounded
 from anabranch.graph import _kinds
 from anabranch.graph._filters import to_predicate
 from anabranch.graph._flatten import Flat
@@ -23,11 +23,11 @@ from anabranch.graph._state import State
 from anabranch.graph._variable import Param
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside, session
 from anabranch.transforms._call import flatten_call
+from anabranch.transforms._options import GradOptions
 from anabranch.transforms._specs import DiffState
 from anabranch.transforms._wrap import wrap
 
 P = ParamSpec("P")
-R = TypeVar("R")
 
 _OBJECTS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
 
@@ -163,9 +163,13 @@ def _below_objects(flat: Flat, edge: Any) -> set[int]:
 
 
 @overload
-def value_and_grad(function: Callable[P, R], /, **options: Any) -> Callable[P, Any]: ...
+def value_and_grad(
+    function: Callable[P, object], /, **options: Unpack[GradOptions]
+) -> Callable[P, Any]: ...
 @overload
-def value_and_grad(**options: Any) -> Callable[[Callable[P, R]], Callable[P, Any]]: ...
+def value_and_grad(
+    **options: Unpack[GradOptions],
+) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
 def value_and_grad(
     function: Any = None,
     /,
@@ -241,9 +245,9 @@ def value_and_grad(
 
 
 @overload
-def grad(function: Callable[P, R], /, **options: Any) -> Callable[P, Any]: ...
+def grad(function: Callable[P, object], /, **options: Unpack[GradOptions]) -> Callable[P, Any]: ...
 @overload
-def grad(**options: Any) -> Callable[[Callable[P, R]], Callable[P, Any]]: ...
+def grad(**options: Unpack[GradOptions]) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
 def grad(
     function: Any = None,
     /,

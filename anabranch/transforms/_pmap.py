@@ -7,7 +7,7 @@ from every device, and are compared before anything is written.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import Report, finish, run_inside, session
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._lanes import LaneGroups, lane_axes
+from anabranch.transforms._options import PmapOptions
 from anabranch.transforms._specs import ABSENT, Found, show
 from anabranch.transforms._wrap import wrap
 
@@ -44,9 +45,9 @@ jax.tree_util.register_static(_Names)
 
 
 @overload
-def pmap(function: Callable[P, R], /, **options: Any) -> Callable[P, R]: ...
+def pmap(function: Callable[P, R], /, **options: Unpack[PmapOptions]) -> Callable[P, R]: ...
 @overload
-def pmap(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def pmap(**options: Unpack[PmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def pmap(
     function: Any = None,
     /,

@@ -7,7 +7,7 @@ in all lanes, which is checked before JAX would complain in its own words.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from anabranch.errors import BroadcastWriteError, bounded, first_few
 from anabranch.transforms._box import array_leaves, finish, run_inside, session
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._lanes import LaneGroups, lane_axes
+from anabranch.transforms._options import VmapOptions
 from anabranch.transforms._specs import ABSENT, Found, show
 from anabranch.transforms._wrap import wrap
 
@@ -24,9 +25,9 @@ R = TypeVar("R")
 
 
 @overload
-def vmap(function: Callable[P, R], /, **options: Any) -> Callable[P, R]: ...
+def vmap(function: Callable[P, R], /, **options: Unpack[VmapOptions]) -> Callable[P, R]: ...
 @overload
-def vmap(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def vmap(**options: Unpack[VmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def vmap(
     function: Any = None,
     /,

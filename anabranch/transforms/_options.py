@@ -1,0 +1,56 @@
+"""The options of the transforms, as keyword arguments that a type checker knows.
+
+They are explained where they are used: in the docstrings of `jit`, `vmap`, `pmap` and `grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, TypedDict
+
+from anabranch.transforms._specs import DiffState
+
+
+class JitOptions(TypedDict, total=False):
+    """Options of `jit`."""
+
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    inline: bool
+    compiler_options: dict[str, Any] | None
+
+
+class VmapOptions(TypedDict, total=False):
+    """Options of `vmap`."""
+
+    in_axes: Any
+    out_axes: Any
+    axis_name: Hashable
+    axis_size: int | None
+    spmd_axis_name: Any
+
+
+class PmapOptions(TypedDict, total=False):
+    """Options of `pmap`."""
+
+    axis_name: Hashable
+    in_axes: Any
+    out_axes: Any
+    static_broadcasted_argnums: int | Iterable[int]
+    devices: Sequence[Any] | None
+    backend: str | None
+    axis_size: int | None
+
+
+class GradOptions(TypedDict, total=False):
+    """Options of `grad` and `value_and_grad`."""
+
+    argnums: int | DiffState | Sequence[int | DiffState]
+    has_aux: bool
+    holomorphic: bool
+    allow_int: bool
