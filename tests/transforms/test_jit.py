@@ -64,7 +64,8 @@ class TestWrites:
         values = [layer.w.value, layer.array, layer.table]
         jitted = transforms.jit(lambda m: (m.w * m.array).sum() + m.table.sum())
         assert float(jitted(layer)) == 5.0
-        assert all(a is b for a, b in zip(values, [layer.w.value, layer.array, layer.table]))
+        now = [layer.w.value, layer.array, layer.table]
+        assert all(a is b for a, b in zip(values, now, strict=True))
         outputs = jitted.lower(layer).out_info[1]
         assert [len(group) for group in outputs] == [1]
 
@@ -345,7 +346,7 @@ class TestFailures:
 
     def test_returning_a_captured_object_is_refused(self):
         other = Layer()
-        with pytest.raises(ab.errors.CapturedWriteError, match="copy of itself|as a copy"):
+        with pytest.raises(ab.errors.CapturedWriteError, match="as a copy"):
             transforms.jit(lambda m: other)(Layer())
 
     def test_immutable_values_cannot_be_changed_in_place(self):
@@ -463,7 +464,6 @@ class TestOptions:
         def f(m, n, *, flag=False):
             return m.w.value.sum() * n if flag else n
 
-        jitted, counter = counted(f)
         jitted = transforms.jit(f, static_argnums=1, static_argnames="flag")
         layer = Layer()
         assert jitted(layer, 3) == 3
@@ -545,9 +545,7 @@ class TestOptions:
             return m.w.value
 
         shardings = ab.StateSharding({ab.Param: split, ...: None})
-        jitted = transforms.jit(
-            f, in_shardings=(shardings,), out_shardings=split, static_argnums=1
-        )
+        jitted = transforms.jit(f, in_shardings=(shardings,), out_shardings=split, static_argnums=1)
         out = jitted(layer, 2)
         assert out.sharding == split
         assert layer.w.value.sharding == split
