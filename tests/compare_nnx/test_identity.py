@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import anabranch as ab
-from tests.compare_nnx.worlds import Library, box, paths, raw, sequence, value
+from tests.compare_nnx.worlds import Library, box, outcome, paths, raw, sequence, value
 
 
 def test_a_state_holds_the_variables_in_nnx_and_their_arrays_here() -> None:
@@ -123,6 +123,17 @@ def test_an_object_that_holds_itself_still_does_afterwards() -> None:
 
     assert program(nnx) == [True] * 7
     assert program(ab) == [True] * 7
+
+
+def test_an_object_that_holds_itself_can_be_printed_only_here() -> None:
+    """Rule 5."""
+    looped = nnx.Dict(a=1)
+    looped.me = looped
+    assert outcome(lambda: repr(looped)) is RecursionError
+
+    ours = box(ab, a=1)
+    ours.me = ours
+    assert repr(ours) == "Box(a=1, me=Box(...))"
 
 
 def test_positions_are_integers_in_their_own_order() -> None:

@@ -171,6 +171,27 @@ def test_donation_by_name_is_selective() -> None:
     assert program(ab) == (False, True)
 
 
+def test_a_clone_and_its_original_can_both_be_donated_only_here() -> None:
+    """Rule 2."""
+
+    def program(lib: Library) -> tuple[list[float], list[float]]:
+        @lib.jit(donate_argnums=(0, 1))
+        def f(a: Any, b: Any) -> None:
+            a.w[...] += 1
+            b.w[...] += 2
+
+        m = box(lib, w=lib.Param(jnp.ones(2)))
+        twin = lib.clone(m)
+        f(m, twin)
+        return value(m.w), value(twin.w)
+
+    assert program(ab) == ([2.0, 2.0], [3.0, 3.0])  # S9: of two with one buffer, one is copied
+    # nnx asks for a clone with buffers of its own; without, XLA refuses one buffer given twice
+    m = box(nnx, w=nnx.Param(jnp.ones(2)))
+    assert raw(nnx.clone(m).w) is raw(m.w)
+    assert raw(nnx.clone(m, arrays=True).w) is not raw(m.w)
+
+
 def test_a_compiled_stage_writes_back_at_each_call() -> None:
     """Rule 40."""
 
@@ -190,6 +211,21 @@ def test_a_compiled_stage_writes_back_at_each_call() -> None:
 
     assert program(nnx) == (1.0, [4.0, 6.0], 3.0, 1)
     assert program(ab) == (1.0, [4.0, 6.0], 3.0, 1)
+
+
+def test_a_compiled_stage_refuses_another_structure() -> None:
+    """Rule 40."""
+
+    def program(lib: Library) -> tuple[float, Any]:
+        f = lib.jit(lambda m: m.w[...] * m.s)
+        m = box(lib, w=lib.Param(jnp.array(3.0)), s=2)
+        compiled = f.lower(m).compile()
+        before = value(compiled(m))
+        m.s = 5
+        return before, outcome(lambda: compiled(m))
+
+    assert program(nnx) == (6.0, TypeError)
+    assert program(ab) == (6.0, ab.errors.StructureError)
 
 
 def test_eval_shape_of_a_jitted_function_changes_nothing() -> None:
