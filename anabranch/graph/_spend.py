@@ -12,9 +12,28 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
+from anabranch.errors import SpentTwinError
 from anabranch.graph import _classify, _kinds, _module
 from anabranch.graph._module import SpentModule
-from anabranch.graph._variable import SpentVariable
+from anabranch.graph._variable import Variable
+
+
+class SpentVariable(Variable):
+    """What an inner twin of a Variable becomes when its trace has ended."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("_value", "_metadata", "_token", "value"):
+            raise SpentTwinError(
+                "This Variable is the inner twin of an argument of a transformed function, and "
+                "was kept (in a global, a list, a closure) after that function had been traced. "
+                "Return it, or use the object that was passed as the argument."
+            )
+        return object.__getattribute__(self, name)
+
+    def __repr__(self) -> str:
+        return "<spent inner twin of a Variable>"
 
 
 class SpentObject:

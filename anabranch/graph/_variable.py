@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anabranch import _jax
-from anabranch.errors import SpentTwinError, StaticValueError, TraceLevelError
+from anabranch.errors import StaticValueError, TraceLevelError
 from anabranch.graph import _static
 from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
 
@@ -441,21 +441,3 @@ class RngCount(Variable):
     """
 
     __slots__ = ()
-
-
-class SpentVariable(Variable):
-    """What an inner twin of a Variable becomes when its trace has ended."""
-
-    __slots__ = ()
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("_value", "_metadata", "_token", "value"):
-            raise SpentTwinError(
-                "This Variable is the inner twin of an argument of a transformed function, and "
-                "was kept (in a global, a list, a closure) after that function had been traced. "
-                "Return it, or use the object that was passed as the argument."
-            )
-        return object.__getattribute__(self, name)
-
-    def __repr__(self) -> str:
-        return "<spent inner twin of a Variable>"
