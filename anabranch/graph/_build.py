@@ -54,10 +54,10 @@ def build(
         else:
             objects.append(kind.create(cls, extra) if kind.identity else None)
 
-    def resolve(edge: Edge) -> Any:
+    def resolve(edge: Any) -> Any:
         if type(edge) is int:
             return objects[edge] if edge >= 0 else leaf(~edge)
-        return _static.decode(edge)  # type: ignore[arg-type]
+        return _static.decode(edge)
 
     contents: list[Sequence[Any]] = [()] * len(entries)
     nodes: list[int] = []

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import jax
+import jax.core
 import jax.tree_util as jtu
 import numpy as np
 
@@ -110,7 +111,7 @@ def _classify(cls: type, obj: Any) -> Rule:
     if issubclass(cls, np.generic):
         return NUMBER if issubclass(cls, (np.number, np.bool_)) else STATIC
     dataclass = dataclasses.is_dataclass(cls)
-    if dataclass and not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if dataclass and not cls.__dataclass_params__.frozen:
         return _kinds.OBJECT
     if issubclass(cls, functools.partial):
         return _kinds.PARTIAL

@@ -11,7 +11,13 @@ from anabranch.graph._leaf import are_same, leaf_text
 
 
 class Difference(NamedTuple):
-    """One place at which two objects differ."""
+    """One place at which two objects differ; made by `graph.diff`.
+
+    >>> import anabranch as ab
+    >>> [difference] = ab.graph.diff([1, 2], [1, 3])
+    >>> difference.path, difference.a, difference.b
+    ((1,), '2', '3')
+    """
 
     path: Path
     a: str  # what is there in the first one
@@ -44,7 +50,9 @@ def diff(a: Any, b: Any) -> list[Difference]:
     found: list[Difference] = []
     pairs: set[tuple[int, int]] = set()
     seen: tuple[set[int], set[int]] = (set(), set())
-    pending = [(Visit(None, -1, 0, x.graphdef.root, True, -1), y.graphdef.root)]
+    pending: list[tuple[Visit, Any]] = [
+        (Visit(None, -1, 0, x.graphdef.root, True, -1), y.graphdef.root)
+    ]
     while pending:
         visit, other = pending.pop()
         edge: Any = visit.edge

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable
 from typing import Any
 
 from anabranch import _jax
@@ -89,7 +89,7 @@ _INNER: weakref.WeakKeyDictionary[Any, dict[Hashable, RefMap]] = weakref.WeakKey
 
 
 @contextlib.contextmanager
-def update_context(tag: Hashable) -> Iterator[None]:
+def update_context(tag: Hashable) -> Generator[None]:
     """Open a context in which splits and merges with the same tag belong together.
 
     Arguments:
@@ -276,7 +276,7 @@ class MergeContext:
 
 
 @contextlib.contextmanager
-def split_context(tag: Hashable) -> Iterator[SplitContext]:
+def split_context(tag: Hashable) -> Generator[SplitContext]:
     """Open a context for splits that share references; see `update_context`.
 
     Raises:
@@ -292,7 +292,7 @@ def split_context(tag: Hashable) -> Iterator[SplitContext]:
 
 
 @contextlib.contextmanager
-def merge_context(tag: Hashable) -> Iterator[MergeContext]:
+def merge_context(tag: Hashable) -> Generator[MergeContext]:
     """Open a context for merges that share references; see `update_context`.
 
     Raises:

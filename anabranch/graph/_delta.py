@@ -73,7 +73,9 @@ def diff(
     changed = [*_changes(graphdef, built)]
     known = twins
     if lanes:
-        known = [t if e.kind.identity else None for t, e in zip(twins, graphdef.entries)]
+        known = [
+            t if e.kind.identity else None for t, e in zip(twins, graphdef.entries, strict=True)
+        ]
     walk = Walk(variable_numbers=lanes, known=known)
     name = namer(graphdef)
     entries: list[tuple[int, Entry]] = []
@@ -206,5 +208,6 @@ def commit(
             for obj, cls, (extra, keys, values) in reversed(done):
                 if cls is not type(obj):
                     object.__setattr__(obj, "__class__", cls)
-                _classify.rule_of(obj).fill(obj, extra, keys, values)  # type: ignore[union-attr]
+                kind = _classify.rule_of(obj)
+                kind.fill(obj, extra, keys, values)
             raise

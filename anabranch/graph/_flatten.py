@@ -40,7 +40,8 @@ def flatten(obj: Any, *, numbers: bool = False) -> Flat:
     """
     walk = Walk()
     root = walk.edge(obj, numbers=numbers)
-    graphdef = GraphDef(tuple(walk.entries), root, len(walk.leaves))  # type: ignore[arg-type]
+    entries: Any = tuple(walk.entries)  # none is None once the walk is done
+    graphdef = GraphDef(entries, root, len(walk.leaves))
     return Flat(graphdef, walk.leaves, walk.objects, walk.contents, walk.opaques)
 
 

@@ -22,9 +22,10 @@ def iter_nodes(node: Any) -> Iterator[tuple[Path, Any]]:
     flat = flatten(node)
     for visit in flat.graphdef.visit():
         edge = visit.edge
-        if type(edge) is int and edge >= 0 and visit.first:
-            if flat.graphdef.entries[edge].kind.identity:
-                yield visit.path, flat.objects[edge]
+        if type(edge) is not int or edge < 0 or not visit.first:
+            continue
+        if flat.graphdef.entries[edge].kind.identity:
+            yield visit.path, flat.objects[edge]
 
 
 def iter_children(node: Any) -> Iterator[tuple[Hashable, Any]]:

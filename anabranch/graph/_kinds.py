@@ -233,7 +233,7 @@ class _DequeKind(_ListKind):
         return obj.maxlen, range(len(obj)), tuple(obj)
 
     def create(self, cls: Any, extra: Any) -> Any:
-        return deque((), extra)
+        return deque(maxlen=extra)
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         obj.clear()
@@ -246,7 +246,7 @@ class _DictKind(Kind):
     __slots__ = ()
 
     def open(self, obj: Any) -> Opened:
-        if all([type(key) is str for key in obj]):
+        if all([type(key) is str for key in obj]):  # noqa: C419 - a generator is slower
             keys: tuple[Any, ...] = tuple(obj)
         else:
             keys = tuple([key if type(key) is str else _encode_key(key) for key in obj])
@@ -383,7 +383,7 @@ class _PytreeKind(Kind):
 def _hashable(aux: Any, treedef: Any) -> Any:
     """Return the auxiliary data if it can be hashed; JAX compares it otherwise."""
     if isinstance(aux, list):
-        aux = tuple(aux)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        aux = tuple(aux)
     try:
         hash(aux)
     except TypeError:

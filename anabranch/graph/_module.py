@@ -105,7 +105,8 @@ class Module(_WithDict):
         return module
 
     @property
-    def __dict__(self) -> Any:  # type: ignore[override]
+    # a property over the attribute, so that `vars(module)` is a view
+    def __dict__(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         return AttributesView(self)
 
     def __dir__(self) -> list[str]:
@@ -199,7 +200,7 @@ def _brief(value: Any) -> str:
     if isinstance(value, _ARRAYS):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     if isinstance(value, (list, dict)):
-        return f"<{type(value).__name__} of {len(value)}>"  # type: ignore[arg-type]
+        return f"<{type(value).__name__} of {len(value)}>"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

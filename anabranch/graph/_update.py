@@ -120,9 +120,9 @@ def _problem(
     if index < 0 or not flat.graphdef.entries[index].kind.identity:
         return "the leaf is held by an immutable value and cannot be written in place"
     own = flat.graphdef.infos[number]
-    if checked and "kinds" not in relax and info.kind is not own.kind:
-        if info.kind is not jax.Array:  # a plain array fits any kind
-            return f"the kind is {own.kind.__name__}, the state has {info.kind.__name__}"
+    fits = info.kind is own.kind or info.kind is jax.Array  # a plain array fits any kind
+    if checked and "kinds" not in relax and not fits:
+        return f"the kind is {own.kind.__name__}, the state has {info.kind.__name__}"
     old = flat.leaves[number]
     if "shapes" not in relax and np.shape(old) != np.shape(leaf):
         return f"the shape is {np.shape(old)}, the state has {np.shape(leaf)}"

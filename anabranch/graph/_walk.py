@@ -224,4 +224,4 @@ _OBJECT_KINDS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
 
 def _is_plain(x: tuple[Any, ...]) -> bool:
     exact = _static.EXACT_BY_TYPE
-    return all([type(element) in exact for element in x])
+    return all([type(element) in exact for element in x])  # noqa: C419 - see `_DictKind.open`

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -202,7 +202,7 @@ def _session() -> list[Any]:
 
 
 @contextlib.contextmanager
-def session(flat: Flat) -> Iterator[None]:
+def session(flat: Flat) -> Generator[None]:
     """Run a JAX transform: twins made inside are spent at the end, statics must not change."""
     twins: list[Any] = []
     _SESSIONS.stack.append(twins)

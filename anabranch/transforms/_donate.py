@@ -1,7 +1,7 @@
 """Donation: only what is written is donated, whatever was asked.
 
-Which arrays a function writes is known after its trace only, so the function is staged: traced once,
-then the same trace is compiled with its leaves divided into donated and kept ones.
+Which arrays a function writes is known after its trace only, so the function is staged: traced
+once, then the same trace is compiled with its leaves divided into donated and kept ones.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _leaves_of(flat: Flat, selected: Selection, args: Sequence[Any]) -> frozense
     entries = flat.graphdef.entries
     call: Any = flat.graphdef.root
     _, args_edge, kwargs_edge = entries[call].edges
-    args_entry, kwargs_entry = entries[args_edge], entries[kwargs_edge]  # type: ignore[index]
+    args_entry, kwargs_entry = entries[args_edge], entries[kwargs_edge]
     chosen = [args_entry.edges[i] for i in selected.of_args(args)]
     named = zip(kwargs_entry.keys, kwargs_entry.edges, strict=True)
     return frozenset(_reach(flat, chosen + [e for k, e in named if k in selected.names])[1])

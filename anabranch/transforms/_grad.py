@@ -7,7 +7,7 @@ summed gradient, in the first argument that reaches it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Unpack, overload
+from typing import Any, ParamSpec, Unpack, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ class Differentiated:
         self.infos: dict[int, LeafInfo] = {}
         seen: list[LeafInfo] = []
         for visit, on_object in self._visit():
-            number = ~visit.edge  # type: ignore[operator]
+            number = ~visit.edge
             info = self._info(visit)
             seen.append(info)
             if number not in taken and self._wants(number, info, on_object):
@@ -214,7 +214,7 @@ def value_and_grad(
             f, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
     single = not isinstance(argnums, (tuple, list)) or isinstance(argnums, DiffState)
-    chosen: Any = (argnums,) if single else tuple(argnums)  # type: ignore[arg-type]
+    chosen = tuple(cast("Sequence[int | DiffState]", (argnums,) if single else argnums))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)

@@ -1,4 +1,4 @@
-"""`jit`: one compiled function per structure of the arguments, called with a flat list of arrays."""
+"""`jit`: one compiled function per structure of the arguments, called with a list of arrays."""
 
 from __future__ import annotations
 
@@ -77,11 +77,19 @@ class Compiled:
 
         self.run = run
         self.options = options
-        self.function = jax.jit(run, **options)
+        self.function: Any = jax.jit(run, **options)  # or a `Donation`
 
 
 class JitFunction(Generic[P, R]):
-    """A function compiled by `jit`; methods of the same name do what those of `jax.jit` do."""
+    """A function compiled by `jit`; methods of the same name do what those of `jax.jit` do.
+
+    >>> import anabranch as ab
+    >>> double = ab.jit(lambda v: v * 2)
+    >>> isinstance(double, ab.JitFunction), float(double(ab.Param(1.0)))
+    (True, 2.0)
+    """
+
+    __wrapped__: Callable[P, R]  # the function
 
     def __init__(self, function: Callable[P, R], options: dict[str, Any]) -> None:
         self._function = function
@@ -129,7 +137,7 @@ class JitFunction(Generic[P, R]):
             options["out_shardings"] = (None, tuple(groups.shardings))
         compiled = Compiled(flat.graphdef, grouping, options)
         if self._donated:
-            compiled.function = Donation(compiled, flat, self._donated, args)  # type: ignore[assignment]
+            compiled.function = Donation(compiled, flat, self._donated, args)
         return compiled
 
     def _without_static(self, shardings: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
@@ -215,8 +223,11 @@ class BoundJitFunction:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:  # like a bound method: JAX caches by equality
-        same = isinstance(other, BoundJitFunction) and other.__self__ is self.__self__
-        return same and other.__func__ is self.__func__
+        return (
+            isinstance(other, BoundJitFunction)
+            and other.__self__ is self.__self__
+            and other.__func__ is self.__func__
+        )
 
     def __hash__(self) -> int:
         return hash((id(self.__self__), self.__func__))
@@ -235,7 +246,7 @@ class BoundJitFunction:
 
     @property
     def __wrapped__(self) -> Any:
-        return self.__func__.__wrapped__.__get__(self.__self__)  # type: ignore[attr-defined]
+        return self.__func__.__wrapped__.__get__(self.__self__)
 
     def __repr__(self) -> str:
         return f"<bound {self.__func__!r}>"

@@ -111,8 +111,7 @@ def pmap(
     compiled: dict[Any, Any] = {}
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = with_static(static, args, kwargs)  # type: ignore[assignment]
-        flat = flatten_call(function, args, kwargs)
+        flat = flatten_call(function, *with_static(static, args, kwargs))
         inputs, axes, size = lane_axes(flat, in_axes, axis_size)
         # the groups of what comes out depend on ranks, which are no part of the graphdef
         key = (flat.graphdef, tuple(axes), size, tuple([jnp.ndim(x) for x in flat.leaves]))

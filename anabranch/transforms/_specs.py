@@ -8,7 +8,7 @@ arguments. If two ways to one object give it different values, that is an `Alias
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from anabranch.errors import AliasError, FilterError, StructureError, bounded
 from anabranch.graph import _classify, _kinds
@@ -32,7 +32,7 @@ class FilterMap:
         check_ellipsis_last(self.filters)
         self._predicates = tuple([to_predicate(f) for f in self.filters])
         self.values = tuple(mapping.values())
-        self.by_path = any([depends_on_path(f) for f in self.filters])
+        self.by_path = any(depends_on_path(f) for f in self.filters)
 
     def resolve(self, path: tuple[Hashable, ...], variable: Any) -> Any:
         """Return the value for a leaf; raise `FilterError` if no filter matches it."""
@@ -196,7 +196,7 @@ class Resolver:
             forced: do not leave out the object that the edge leads to.
         """
         self._keep.append(spec)
-        pending = [(edge, spec, step, path, variable, slot, ())]
+        pending: list[_Pending] = [(edge, spec, step, path, variable, slot, ())]
         while pending:
             edge, spec, step, path, variable, slot, above = pending.pop()
             if type(edge) is not int:
@@ -312,13 +312,17 @@ class Resolver:
             )
 
 
+# the arguments of `Resolver.resolve`, and the nodes on the way whose filters look at paths
+_Pending: TypeAlias = (
+    "tuple[Edge, Any, Step | None, tuple[Hashable, ...], int, bool, tuple[int, ...]]"
+)
 _CONTAINERS = frozenset({_kinds.TUPLE, _kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.PYTREE})
 
 
 def is_container(spec: Any) -> bool:
     """Tell whether a specification is a container of specifications."""
     if isinstance(spec, (tuple, list, dict)):
-        return not _classify.rule_of(spec) is _classify.STATIC  # PartitionSpec can be a tuple
+        return _classify.rule_of(spec) is not _classify.STATIC  # PartitionSpec can be a tuple
     return False
 
 

@@ -40,7 +40,7 @@ def resolve_inputs(
     call: Any = flat.graphdef.root
     function_edge, args_edge, kwargs_edge = entries[call].edges
     if isinstance(args, list):
-        args = tuple(args)  # pyright: ignore[reportUnknownVariableType]
+        args = tuple(args)
     resolver.resolve(args_edge, args, "args")
     resolver.resolve(kwargs_edge, kwargs, "kwargs")
     resolver.resolve(function_edge, function, "the function")

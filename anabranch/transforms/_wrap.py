@@ -14,4 +14,5 @@ def wrap(call: F, function: Callable[..., Any]) -> F:
 
     Attributes of the function (of a callable Module, say) are not taken over.
     """
-    return functools.update_wrapper(call, function, updated=())
+    functools.update_wrapper(call, function, updated=())
+    return call
