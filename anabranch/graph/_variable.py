@@ -11,7 +11,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from anabranch import _jax
 from anabranch.errors import StaticValueError, TraceLevelError
 from anabranch.graph import _static
+from anabranch.graph._conform import cast_to_dtype, conform
 from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
 
 V = TypeVar("V", bound="Variable")
@@ -156,10 +157,10 @@ class Variable:
         if isinstance(old, (dict, list)):
             old[index] = new
         elif index is ...:
-            _set(self, "_value", _conform(self, old, new))
+            _set(self, "_value", conform(type(self), old, new))
         else:
             array: Any = jnp.asarray(old)
-            new = _cast(self, array.dtype, new)
+            new = cast_to_dtype(type(self), array.dtype, new)
             _set(self, "_value", array.at[_raw(index)].set(new))
 
     # -- the array protocol ----------------------------------------------------------------------
@@ -201,6 +202,24 @@ class Variable:
         parts = [_describe(self._value)] if hasattr(self, "_value") else ["<empty>"]
         parts += [f"{name}={value!r}" for name, value in getattr(self, "_metadata", {}).items()]
         return f"{type(self).__name__}({', '.join(parts)})"
+
+    if TYPE_CHECKING:  # the operators that are added below; `==` is elementwise
+
+        def __eq__(self, other: object, /) -> Any: ...
+        def __ne__(self, other: object, /) -> Any: ...
+        def _operator(self, other: Any, /) -> Any: ...
+        def _in_place(self: V, other: Any, /) -> V: ...
+        def _unary(self) -> Any: ...
+
+        __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _operator
+        __matmul__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _operator
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _operator
+        __rpow__ = __rmatmul__ = __rand__ = __ror__ = __rxor__ = __rlshift__ = _operator
+        __rrshift__ = __divmod__ = __rdivmod__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
+        __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _in_place
+        __ipow__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = _in_place
+        __irshift__ = _in_place
+        __neg__ = __pos__ = __abs__ = __invert__ = _unary
 
     # -- copies ----------------------------------------------------------------------------------
 
@@ -255,37 +274,6 @@ def _describe(value: Any) -> str:
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     text = repr(value)
     return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _cast(variable: Variable, dtype: Any, new: Any) -> Any:
-    """Cast to the dtype of the value if JAX's promotion allows it without loss of kind."""
-    # Python numbers are weak: 1.5 fits any float dtype, but no integer one
-    if jnp.promote_types(dtype, jnp.result_type(dtype, new)) != dtype:
-        found = getattr(new, "dtype", type(new).__name__)
-        raise TypeError(
-            f"Cannot write {found} into a {type(variable).__name__} of dtype {dtype} by index: "
-            f"the write would be rounded. Cast it (`x.astype({dtype})`), or replace the whole "
-            "value with `variable.value = x`"
-        )
-    return jnp.asarray(new, dtype=dtype)
-
-
-def _conform(variable: Variable, old: Any, new: Any) -> Any:
-    """Give a new whole value the dtype and the shape of the old one."""
-    if not isinstance(old, (jax.Array, np.ndarray)):
-        if isinstance(old, (bool, int, float, complex)):
-            _cast(variable, jnp.result_type(old), new)
-        return new
-    if isinstance(new, jax.Array) and new.dtype == old.dtype and new.shape == old.shape:
-        return new
-    new = _cast(variable, old.dtype, new)
-    try:
-        return jnp.broadcast_to(new, old.shape)
-    except ValueError:
-        raise ValueError(
-            f"Cannot write shape {new.shape} into a {type(variable).__name__} of shape "
-            f"{old.shape}; to change the shape write `variable.value = x`"
-        ) from None
 
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Any]:

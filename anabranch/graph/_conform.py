@@ -1,0 +1,43 @@
+"""Fit what is written into a Variable by index to the value that is there.
+
+Only `variable.value = x` may change dtype and shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def cast_to_dtype(kind: type, dtype: Any, new: Any) -> Any:
+    """Cast to the dtype of the value if JAX's promotion allows it without loss of kind."""
+    # Python numbers are weak: 1.5 fits any float dtype, but no integer one
+    if jnp.promote_types(dtype, jnp.result_type(dtype, new)) != dtype:
+        found = getattr(new, "dtype", type(new).__name__)
+        raise TypeError(
+            f"Cannot write {found} into a {kind.__name__} of dtype {dtype} by index: "
+            f"the write would be rounded. Cast it (`x.astype({dtype})`), or replace the whole "
+            "value with `variable.value = x`"
+        )
+    return jnp.asarray(new, dtype=dtype)
+
+
+def conform(kind: type, old: Any, new: Any) -> Any:
+    """Give a new whole value the dtype and the shape of the old one."""
+    if not isinstance(old, (jax.Array, np.ndarray)):
+        if isinstance(old, (bool, int, float, complex)):
+            cast_to_dtype(kind, jnp.result_type(old), new)
+        return new
+    if isinstance(new, jax.Array) and new.dtype == old.dtype and new.shape == old.shape:
+        return new
+    new = cast_to_dtype(kind, old.dtype, new)
+    try:
+        return jnp.broadcast_to(new, old.shape)
+    except ValueError:
+        raise ValueError(
+            f"Cannot write shape {new.shape} into a {kind.__name__} of shape "
+            f"{old.shape}; to change the shape write `variable.value = x`"
+        ) from None
