@@ -256,3 +256,52 @@ def test_a_variable_in_two_differentiated_arguments_counts_in_the_first() -> Non
 
     assert program(nnx) == [([("w",)], [6.0]), ([], [])]
     assert program(ab) == [([("w",)], [6.0]), ([], [])]
+
+
+def test_arguments_that_can_only_be_named_are_passed_on_only_here() -> None:
+    """Rule 63."""
+
+    def program(lib: Library) -> Any:
+        def loss(m: Any, *, x: Any) -> Any:
+            return m.w[...] * x
+
+        m = box(lib, w=lib.Param(jnp.array(3.0)))
+        return outcome(lambda: _flat(lib, lib.grad(loss)(m, x=2.0)))
+
+    assert program(nnx) is TypeError
+    assert program(ab) == ([("w",)], [2.0])  # as in jax.grad
+
+
+def test_gradients_nest() -> None:
+    """Rule 65."""
+
+    def program(lib: Library) -> tuple[float, int]:
+        def loss(m: Any) -> Any:
+            m.n[...] += 1
+            return m.w[...] ** 3
+
+        def slope(m: Any) -> Any:
+            return jax.tree.leaves(lib.grad(loss)(m))[0]
+
+        m = box(lib, w=lib.Param(jnp.array(3.0)), n=lib.Variable(jnp.array(0)))
+        (second,) = jax.tree.leaves(lib.grad(slope)(m))
+        return value(second), value(m.n)
+
+    assert program(nnx) == (18.0, 1)
+    assert program(ab) == (18.0, 1)
+
+
+def test_gradients_per_lane() -> None:
+    """Rule 65."""
+
+    def program(lib: Library) -> tuple[list[float], list[int]]:
+        def loss(m: Any, x: Any) -> Any:
+            m.n[...] += 1
+            return m.w[...] ** 2 * x
+
+        m = box(lib, w=lib.Param(jnp.array([1.0, 2.0])), n=lib.Variable(jnp.zeros(2, int)))
+        grads = lib.vmap(lib.grad(loss))(m, jnp.array([3.0, 4.0]))
+        return value(grads["w"]), value(m.n)
+
+    assert program(nnx) == ([6.0, 16.0], [1, 1])
+    assert program(ab) == ([6.0, 16.0], [1, 1])

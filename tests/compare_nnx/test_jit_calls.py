@@ -245,6 +245,35 @@ def test_eval_shape_of_a_jitted_function_changes_nothing() -> None:
     assert program(ab) == ((2,), 1.0, False)
 
 
+def test_static_values_can_be_returned_only_here() -> None:
+    """Rule 30."""
+
+    def program(lib: Library) -> Any:
+        f = lib.jit(lambda x: (x + 1, "text", jnp.tanh))
+        return outcome(lambda: f(jnp.array(1.0)))
+
+    assert program(nnx) is TypeError
+    assert program(ab) == (2.0, "text", jnp.tanh)  # R1, S1 a: as the plain call
+
+
+def test_a_jitted_function_may_call_itself() -> None:
+    """Rule 42."""
+
+    def program(lib: Library) -> float:
+        @lib.jit(static_argnums=1)
+        def f(m: Any, n: int) -> None:
+            m.w[...] += 1
+            if n:
+                f(m, n - 1)
+
+        m = box(lib, w=lib.Param(jnp.array(0.0)))
+        f(m, 3)
+        return value(m.w)
+
+    assert program(nnx) == 4.0
+    assert program(ab) == 4.0
+
+
 def test_writes_of_an_inner_call_are_seen_in_the_outer_one() -> None:
     """Rule 42."""
 

@@ -100,6 +100,58 @@ def test_a_module_that_a_partial_holds_is_an_argument_only_here() -> None:
     assert program(ab) == (True, 3.0)  # R5, R3
 
 
+class _NnxModel(nnx.Module):
+    def __init__(self) -> None:
+        self.w = nnx.Param(jnp.array(1.0))
+
+    def __call__(self, x: Any) -> Any:
+        self.w[...] += x
+        return self.w[...]
+
+
+class _Model(ab.Module):
+    def __init__(self) -> None:
+        self.w = ab.Param(jnp.array(1.0))
+
+    __call__ = _NnxModel.__call__
+
+
+@pytest.mark.parametrize("as_method", [False, True])
+def test_a_callable_module_or_bound_method_is_compiled_with_its_self_only_here(
+    as_method: bool,
+) -> None:
+    """Rule 34."""
+
+    def program(lib: Library) -> tuple[Any, float]:
+        m = _NnxModel() if lib is nnx else _Model()
+        step = m.__call__ if as_method else m
+        return outcome(lambda: value(lib.jit(step)(jnp.array(2.0)))), value(m.w)
+
+    assert program(nnx) == (ValueError if as_method else flax_errors.TraceContextError, 1.0)
+    assert program(ab) == (3.0, 3.0)  # R5: the self of a method is lifted
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_lanes_and_gradients_take_bound_methods_only_here(transform: str) -> None:
+    """Rule 34."""
+
+    def program(lib: Library) -> tuple[Any, float]:
+        class Model(lib.Module):
+            def __init__(self) -> None:
+                self.n = lib.Variable(jnp.array(0.0))
+
+            def square(self, x: Any) -> Any:
+                self.n[...] += 1
+                return x**2
+
+        m = Model()
+        x = jnp.array([3.0]) if transform == "vmap" else jnp.array(3.0)
+        return outcome(lambda: value(getattr(lib, transform)(m.square)(x))), value(m.n)
+
+    assert program(nnx) == (ValueError, 0.0)
+    assert program(ab) == ([9.0] if transform == "vmap" else 6.0, 1.0)  # R5
+
+
 def test_an_object_made_inside_and_leaked_cannot_be_written() -> None:
     """Rule 33."""
 

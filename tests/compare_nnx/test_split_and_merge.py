@@ -209,6 +209,49 @@ def test_the_ellipsis_comes_last() -> None:
     assert program(ab) == (FilterError, [1, 1, 0])
 
 
+def test_filters_select_alike() -> None:
+    """Rule 16."""
+
+    def program(lib: Library) -> list[list[Any]]:
+        class Lora(lib.Param):
+            pass
+
+        child = box(lib, s=lib.BatchStat(jnp.ones(1)), w=lib.Param(jnp.ones(1), tag="x"))
+        m = box(lib, a=child, b=Lora(jnp.ones(1)))
+        filters = [
+            lib.PathContains("a"),
+            lib.All(lib.Param, lib.PathContains("a")),
+            lib.Not(lib.Param),
+            lib.Any(lib.BatchStat, Lora),
+            lambda path, leaf: len(path) == 1,
+            "x",
+            (Lora, "x"),
+            True,
+            False,
+        ]
+        return [paths(lib, lib.state(m, f)) for f in filters]
+
+    s, w, b = ("a", "s"), ("a", "w"), ("b",)
+    expected = [[s, w], [w], [s], [s, b], [b], [w], [w, b], [s, w, b], []]
+    assert program(nnx) == expected
+    assert program(ab) == expected
+
+
+def test_an_object_of_a_foreign_class_is_static_in_nnx_and_refused_here() -> None:
+    """Rule 9."""
+
+    class Foreign:
+        def __init__(self, variable: Any) -> None:
+            self.variable = variable
+
+    def program(lib: Library) -> Any:
+        m = box(lib, x=Foreign(lib.Param(jnp.ones(1))))
+        return outcome(lambda: paths(lib, lib.state(m)))
+
+    assert program(nnx) == []  # its Param is not seen
+    assert program(ab) is ab.errors.NodeTypeError  # R4, S2: never a silent zero
+
+
 def test_merge_refuses_a_state_with_a_leaf_too_few() -> None:
     """Rule 11."""
 

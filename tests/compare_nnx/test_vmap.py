@@ -66,6 +66,17 @@ def test_an_input_that_is_returned_needs_no_axis_here() -> None:
     assert program(ab)  # S6: it comes back along the axis that it was given
 
 
+def test_a_broadcast_module_can_be_returned_only_here() -> None:
+    """Rule 46."""
+
+    def program(lib: Library) -> bool:
+        m = box(lib, w=lib.Param(jnp.array(1.0)))
+        return lib.vmap(lambda m, x: m, in_axes=(None, 0))(m, jnp.ones(3)) is m
+
+    assert outcome(lambda: program(nnx)) is ValueError
+    assert program(ab)  # R3: an input that is returned is the caller's object
+
+
 def test_prefixes_that_are_written_differently_but_agree_are_accepted() -> None:
     """Rule 47."""
 
@@ -195,6 +206,55 @@ def test_attributes_swapped_in_the_lanes_are_swapped_outside() -> None:
 
     assert program(nnx) == (True, True)
     assert program(ab) == (True, True)
+
+
+def test_containers_of_axes_match_containers_of_objects() -> None:
+    """Rule 47."""
+
+    def program(lib: Library) -> tuple[list[float], float]:
+        def f(d: Any) -> None:
+            d["a"][...] *= d["b"][...]
+
+        d = {"a": lib.Param(jnp.arange(3.0)), "b": lib.Param(jnp.array(2.0))}
+        lib.vmap(f, in_axes=({"a": 0, "b": None},))(d)
+        return value(d["a"]), value(d["b"])
+
+    assert program(nnx) == ([0.0, 2.0, 4.0], 2.0)
+    assert program(ab) == ([0.0, 2.0, 4.0], 2.0)
+
+
+def test_new_objects_get_the_axes_that_filters_give_them() -> None:
+    """Rule 50."""
+
+    def program(lib: Library) -> tuple[Any, Any]:
+        def f(x: Any) -> Any:
+            return box(lib, w=lib.Param(x * jnp.ones(2)), n=lib.BatchStat(jnp.array(1.0)))
+
+        axes = lib.StateAxes({lib.Param: 1, ...: None})
+        m = lib.vmap(f, out_axes=axes)(jnp.arange(3.0))
+        return value(m.w), value(m.n)
+
+    assert program(nnx) == ([[0.0, 1.0, 2.0]] * 2, 1.0)
+    assert program(ab) == ([[0.0, 1.0, 2.0]] * 2, 1.0)
+
+
+def test_nested_lanes_may_write_what_only_the_outer_one_maps() -> None:
+    """Rule 48."""
+
+    def program(lib: Library) -> list[float]:
+        def inner(m: Any, y: Any) -> None:
+            m.w[...] += 1
+
+        def outer(m: Any, x: Any) -> None:
+            lib.vmap(inner, in_axes=(None, 0))(m, jnp.ones(4))
+            m.w[...] += x
+
+        m = box(lib, w=lib.Param(jnp.zeros(2)))
+        lib.vmap(outer)(m, jnp.array([10.0, 20.0]))
+        return value(m.w)
+
+    assert program(nnx) == [11.0, 21.0]
+    assert program(ab) == [11.0, 21.0]
 
 
 def test_keyword_arguments_that_can_only_be_named_are_mapped_only_here() -> None:
