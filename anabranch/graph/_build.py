@@ -36,6 +36,7 @@ def build(
     leaf: Callable[[int], Any],
     known: Sequence[Any] = (),
     existing: Mapping[int, Any] = _NONE,
+    at: Callable[[int, int], Any] | None = None,
 ) -> Built:
     """Build the objects of a table.
 
@@ -45,6 +46,7 @@ def build(
         known: the objects that lower indices refer to.
         existing: nodes, by position in the table, that exist already: they are referred to, and
             left as they are.
+        at: from the place of a static value in the caller's objects to the value.
     """
     base = len(known)
     objects: list[Any] = list(known)
@@ -57,6 +59,8 @@ def build(
     def resolve(edge: Any) -> Any:
         if type(edge) is int:
             return objects[edge] if edge >= 0 else leaf(~edge)
+        if edge[0] is _static.LOCATED and at is not None:
+            return at(edge[1], edge[2])
         return _static.decode(edge)
 
     contents: list[Sequence[Any]] = [()] * len(entries)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar, overload
@@ -24,11 +25,11 @@ import jax.core
 import jax.tree_util as jtu
 import numpy as np
 
-from anabranch.errors import NodeTypeError
+from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.graph import _kinds, _module
 from anabranch.graph._kinds import Kind
 from anabranch.graph._module import Module
-from anabranch.graph._static import EXACT_BY_TYPE
+from anabranch.graph._static import EXACT_BY_TYPE, HOLDERS
 from anabranch.graph._variable import Variable
 
 C = TypeVar("C", bound=type)
@@ -54,6 +55,7 @@ class Unknown:
     """An instance that has to be looked at, one by one."""
 
 
+HOLDERS.extend([Variable, Module])
 LEAF: Final = Leaf()
 NUMBER: Final = Number()
 STATIC: Final = Static()
@@ -75,7 +77,6 @@ _RESOLVERS: list[Callable[[type], Rule | None]] = []
 
 _FUNCTIONS = (
     types.FunctionType,
-    types.BuiltinFunctionType,
     types.MethodWrapperType,
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
@@ -96,10 +97,10 @@ def rule_of(obj: Any) -> Rule:
 
 
 def _classify(cls: type, obj: Any) -> Rule:
-    if issubclass(cls, Variable):
-        return _kinds.VARIABLE
     if cls in _REGISTERED:
         return _REGISTERED[cls]
+    if issubclass(cls, Variable):
+        return _kinds.VARIABLE
     if issubclass(cls, Module):
         return _kinds.MODULE
     for resolve in _RESOLVERS:
@@ -152,6 +153,12 @@ def check_static(obj: Any) -> None:
                 f"{name} is a subclass of {base.__name__}, whose own behaviour cannot be seen: "
                 f"use an exact {base.__name__}, or a Module that holds one"
             )
+    hidden = _hidden_node(obj)
+    if hidden is not None:
+        raise NodeTypeError(
+            f"this {name} holds a {type(hidden).__name__} where it cannot be tracked: hold it in "
+            "an attribute, a list, a dict or a tuple"
+        )
     if cls.__hash__ is None:
         raise NodeTypeError(
             f"{name} is neither a node nor hashable: decorate its class with `@graph.node` to "
@@ -161,12 +168,57 @@ def check_static(obj: Any) -> None:
         return
     if hasattr(cls, "__next__"):
         raise NodeTypeError(f"{name} is an iterator, whose state cannot be seen: use a list")
-    if cls.__module__.partition(".")[0] not in _STATIC_LIBRARIES and _has_state(obj):
+    if issubclass(cls, _STATEFUL) or (
+        cls.__module__.partition(".")[0] not in _STATIC_LIBRARIES and _has_state(obj)
+    ):
         raise NodeTypeError(
             f"{name} has state, hashes by identity and is not registered, so changes of it would "
             f"be lost: decorate the class with `@graph.node` to have its attributes tracked, or "
             "with `@graph.node(static=True)` if it never changes inside a transformed function"
         )
+
+
+def _hidden_node(obj: Any) -> Any:
+    """Return a node that an object refers to in a way that a split cannot follow, or None."""
+    if isinstance(obj, weakref.ref):
+        held: Any = obj()
+    elif isinstance(obj, types.BuiltinMethodType):
+        held = obj.__self__  # `{...}.get`
+    elif isinstance(obj, BaseException):
+        held = next((x for x in obj.args if isinstance(rule_of(x), Kind)), None)
+    else:
+        return None
+    rule = STATIC if held is None else rule_of(held)
+    return held if isinstance(rule, Kind) and rule.identity else None
+
+
+def check_shareable(obj: Any) -> None:
+    """Raise `StaticValueError` for an object that later calls of a trace must not share.
+
+    A static value that a traced function leaves behind is the same object for every later call.
+    """
+    cls: type = type(obj)
+    if cls.__hash__ is not object.__hash__ or isinstance(obj, _FUNCTIONS):
+        return
+    if cls.__module__.partition(".")[0] in _STATIC_LIBRARIES and callable(obj):
+        return
+    raise StaticValueError(
+        f"a {cls.__qualname__} is left behind by the traced function; it would be one object for "
+        "all later calls, and it may be mutable: make it outside and pass it as part of an "
+        "argument, or decorate its class with `@graph.node`"
+    )
+
+
+_STATEFUL: tuple[type, ...] = (
+    np.random.Generator,
+    np.random.BitGenerator,
+    np.random.RandomState,
+    BaseException,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+"""Classes whose state lives in C, so that nothing of it can be seen."""
 
 
 def _has_state(obj: Any) -> bool:

@@ -21,9 +21,11 @@ from anabranch.errors import (
 )
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._build import Built, build
+from anabranch.graph._classify import OPAQUE, STATIC, UNKNOWN
 from anabranch.graph._flatten import Flat, is_same, namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._kinds import Kind
+from anabranch.graph._static import EXACT_BY_TYPE
 from anabranch.graph._tokens import owns
 from anabranch.graph._walk import Contents, Walk
 
@@ -76,18 +78,46 @@ def diff(
         known = [
             t if e.kind.identity else None for t, e in zip(twins, graphdef.entries, strict=True)
         ]
-    walk = Walk(variable_numbers=lanes, known=known)
+    walk = Walk(variable_numbers=lanes, known=known, located=_statics(built))
     name = namer(graphdef)
     entries: list[tuple[int, Entry]] = []
+    variables = _variables_around(graphdef) if changed else {}
     for index, contents in changed:
         try:
-            entries.append((index, walk.entry(twins[index], contents)))
+            entry = walk.entry(twins[index], contents, variables.get(index))
+            entries.append((index, entry))
         except (NodeTypeError, StaticValueError) as error:
             raise type(error)(f"{name(index)}{error}") from None
     root = walk.edge(result, "the return value", numbers=lanes)
     _check_made_here(walk.objects)
     new: tuple[Any, ...] = tuple(walk.entries)
     return Diff(Delta(tuple(entries), new, root, len(walk.leaves)), walk.leaves, walk.objects)
+
+
+def _statics(built: Built) -> dict[int, tuple[int, int]]:
+    """Return the place of every static value whose identity may matter, by its id."""
+    found: dict[int, tuple[int, int]] = {}
+    for index, values in enumerate(built.contents):
+        for position, value in enumerate(values):
+            if type(value) not in EXACT_BY_TYPE:
+                rule = _classify.rule_of(value)
+                if rule is STATIC or rule is UNKNOWN or rule is OPAQUE:
+                    found.setdefault(id(value), (index, position))
+    return found
+
+
+def _variables_around(graphdef: GraphDef) -> dict[int, str]:
+    """Return the class of the Variable around each container that belongs to a value."""
+    found: dict[int, str] = {}
+    for entry in graphdef.entries:
+        if entry.kind is _kinds.VARIABLE:
+            pending = list(entry.edges)
+            while pending:
+                edge = pending.pop()
+                if type(edge) is int and edge >= 0 and edge not in found:
+                    found[edge] = entry.cls.__name__
+                    pending += graphdef.entries[edge].edges
+    return found
 
 
 def _changes(graphdef: GraphDef, built: Built) -> list[tuple[int, Contents]]:
@@ -157,7 +187,9 @@ def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
         ConcurrentWriteError: somebody else has changed an object that is to be written.
         CapturedWriteError: an object to be written belongs to another trace level.
     """
-    built = build(delta.new, slot, known=flat.objects)
+    built = build(
+        delta.new, slot, known=flat.objects, at=lambda i, position: flat.contents[i][2][position]
+    )
     writes: list[Write] = []
     for index, entry in delta.changed:
         values = [built.resolve(edge) for edge in entry.edges]

@@ -111,7 +111,11 @@ class _VariableKind(Kind):
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         if not hasattr(obj, "_metadata") or self.open(obj)[0] != extra:
-            metadata = {name: _static.decode(value) for name, value in extra or ()}
+            old = dict(self.open(obj)[0] or ()) if hasattr(obj, "_metadata") else {}
+            metadata = {
+                name: obj._metadata[name] if old.get(name) == value else _static.decode(value)
+                for name, value in extra or ()
+            }
             view = types.MappingProxyType(metadata) if metadata else _variable._NO_METADATA
             _set(obj, "_metadata", view)
             STRUCTURE.stamp = object()
@@ -292,8 +296,9 @@ class _SetKind(Kind):
         return set()
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        obj.clear()
-        obj.update(_static.decode(extra))
+        new = _static.decode(extra)
+        obj.intersection_update(new)  # elements that stay are the same objects
+        obj.update(new)
 
 
 # -- values --------------------------------------------------------------------------------------

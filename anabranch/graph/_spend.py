@@ -14,6 +14,7 @@ from typing import Any
 
 from anabranch.errors import SpentTwinError
 from anabranch.graph import _classify, _kinds, _module
+from anabranch.graph._kinds import Kind, Opened
 from anabranch.graph._module import SpentModule
 from anabranch.graph._variable import Variable
 
@@ -41,6 +42,24 @@ class SpentObject:
 
     def __repr__(self) -> str:
         return "<spent inner twin of an object>"
+
+
+class _SpentKind(Kind):
+    """A spent twin cannot be split: it would come back as an empty object."""
+
+    __slots__ = ()
+
+    def open(self, obj: Any) -> Opened:
+        raise SpentTwinError(
+            f"{obj!r} was kept (in a global, a list, a closure) after the function that it was "
+            "made for had been traced, and is used again here. Return it from the function, or "
+            "use the object that was passed as the argument."
+        )
+
+
+_SPENT = _SpentKind("spent twin")
+for _cls in (SpentVariable, SpentModule, SpentObject):
+    _classify.declare(_cls, _SPENT)
 
 
 def spend(twins: Iterable[Any]) -> None:
@@ -75,4 +94,6 @@ def _spent_class(slots: tuple[str, ...], has_dict: bool) -> type:
     if not slots:
         return SpentObject
     names = (*slots, "__dict__", "__weakref__") if has_dict else slots
-    return type("SpentObject", (), {"__slots__": names, "__repr__": SpentObject.__repr__})
+    cls = type("SpentObject", (), {"__slots__": names, "__repr__": SpentObject.__repr__})
+    _classify.declare(cls, _SPENT)
+    return cls

@@ -19,10 +19,14 @@ Encoded: TypeAlias = "tuple[Any, ...]"
 """`(tag, type, payload)`: equal exactly if the static values have equal types and values."""
 
 HASHED, FLOAT, COMPLEX, SCALAR, TUPLE, FROZENSET = "hashed", "float", "complex", "np", "()", "{}"
+LOCATED = "at"  # made by the walk: the static value at a place of the caller's objects
 OPAQUE = "opaque"  # made by the walk: an object that is compared by identity and contents
 
 # `1 == True` but their types differ; these types need no more than a type tag.
 EXACT_BY_TYPE = frozenset({int, str, bool, bytes, type(None), type(...), type(NotImplemented)})
+
+HOLDERS: list[type] = []
+"""Classes that hash by identity but hold arrays: filled by `_classify`."""
 
 _PACK_FLOAT = struct.Struct("<d")
 _PACK_COMPLEX = struct.Struct("<dd")
@@ -43,6 +47,12 @@ def encode(value: Any) -> Encoded:
         return (TUPLE, cls, tuple([encode(x) for x in value]))
     if cls is frozenset:
         return (FROZENSET, cls, frozenset([encode(x) for x in value]))
+    if isinstance(value, tuple(HOLDERS)):
+        raise StaticValueError(
+            f"a {cls.__qualname__} is part of a static value here (a key, an element of a "
+            "frozenset, metadata), where it cannot be tracked: hold it in a list, a dict or a "
+            "tuple"
+        )
     try:
         hash(value)
     except TypeError as error:

@@ -7,7 +7,7 @@ is new only, which is how the inside of a transform says what has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,9 +67,19 @@ class Walk:
     Arguments:
         variable_numbers: whether Python numbers inside Variables are leaves.
         known: objects that already have indices `0, 1, ...`; they are not walked again.
+        located: where the caller's objects hold static values, by identity. If given, the walk
+            is inside a transform, and static values found there are referred to by their place:
+            a cached trace must not bring back equal ones of another call.
     """
 
-    def __init__(self, *, variable_numbers: bool = True, known: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        variable_numbers: bool = True,
+        known: Sequence[Any] = (),
+        located: Mapping[int, tuple[int, int]] | None = None,
+    ) -> None:
+        self._located = located
         self.ids: dict[int, int] = {id(obj): i for i, obj in enumerate(known) if obj is not None}
         self.base = len(known)
         self.objects: list[Any] = []  # by index; keeps what `ids` refers to alive
@@ -95,12 +105,21 @@ class Walk:
         frame = _Frame(-1, _kinds.LIST, None, (None, range(1), (obj,)), numbers=numbers)
         return self._run(frame, name)[0]
 
-    def entry(self, obj: Any, contents: Contents, name: str = "") -> Entry:
-        """Encode a known object whose contents have changed, and what it reaches that is new."""
+    def entry(self, obj: Any, contents: Contents, variable: str | None = None) -> Entry:
+        """Encode a known object whose contents have changed, and what it reaches that is new.
+
+        Arguments:
+            obj: the object.
+            contents: what it holds now.
+            variable: the class of the Variable whose value it belongs to.
+        """
         kind = _classify.rule_of(obj)
         assert isinstance(kind, Kind)
-        frame = _Frame(-1, kind, type(obj), contents, numbers=False)
-        edges = self._run(frame, name)
+        if kind is _kinds.VARIABLE:
+            variable = type(obj).__name__
+        numbers = variable is not None and self._variable_numbers
+        frame = _Frame(-1, kind, type(obj), contents, numbers=numbers, variable=variable)
+        edges = self._run(frame, "")
         return Entry(kind, type(obj), contents[0], contents[1], tuple(edges))
 
     def _run(self, frame: _Frame, name: str) -> list[Edge]:
@@ -186,6 +205,12 @@ class Walk:
         return ~(len(leaves) - 1)
 
     def _static(self, x: Any, rule: Any, frame: _Frame) -> Edge:
+        if self._located is not None and type(x) not in _static.EXACT_BY_TYPE:
+            place = self._located.get(id(x))
+            if place is not None:
+                return (_static.LOCATED, *place)
+            if rule is not NUMBER:
+                _classify.check_shareable(x)
         if rule is UNKNOWN:
             _classify.check_static(x)
         elif rule is OPAQUE:

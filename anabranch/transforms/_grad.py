@@ -20,7 +20,7 @@ from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import Visit
 from anabranch.graph._leaf_info import LeafInfo, LeafInfos, path_text
 from anabranch.graph._state import State
-from anabranch.graph._variable import Param
+from anabranch.graph._variable import Param, Variable
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside, session
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._options import GradOptions
@@ -292,6 +292,8 @@ def _differentiated(
     parts: list[Differentiated] = []
     for one in chosen:
         argnum, wanted = one if isinstance(one, DiffState) else (one, None)
+        if not isinstance(argnum, int):
+            raise StructureError(f"argnums holds positions or DiffState, not {argnum!r}")
         if not -count <= argnum < count:
             raise StructureError(
                 f"argnums has {argnum}, but the function was called with {count} positional "
@@ -314,9 +316,10 @@ def _loss(result: Any, *, has_aux: bool, real: bool) -> Any:
                 f"{type(result).__name__}"
             )
         result = result[0]
-    value = getattr(result, "value", result) if not isinstance(result, jax.Array) else result
-    if np.shape(value) != () or value is None:
-        shape = "None" if value is None else f"an array of shape {np.shape(value)}"
+    value = result.value if isinstance(result, Variable) else result
+    array = isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
+    if not array or np.shape(value) != ():
+        shape = f"an array of shape {np.shape(value)}" if array else f"a {type(value).__name__}"
         raise StructureError(
             f"gradients are taken of a scalar, but the function returned {shape}; sum or average "
             "it, or return (loss, aux) with has_aux=True"

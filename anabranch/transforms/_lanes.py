@@ -26,18 +26,25 @@ class LaneGroups:
     Arguments:
         inputs: the resolved axes of the arguments.
         axes: the axis of each leaf.
-        result: the specification of the result.
+        in_axes: the specification of the arguments, as it was given.
+        out_axes: the specification of the result.
         check: what is done with outputs that are not mapped: it raises if lanes may differ.
     """
 
     lanes = True
 
     def __init__(
-        self, inputs: Resolved, axes: Sequence[int | None], result: Any, check: Check | None
+        self,
+        inputs: Resolved,
+        axes: Sequence[int | None],
+        in_axes: Any,
+        out_axes: Any,
+        check: Check | None,
     ) -> None:
-        self._inputs, self._axes, self._result, self._check = inputs, axes, result, check
+        self._inputs, self._axes, self._result, self._check = inputs, axes, out_axes, check
         # a negative axis counts from the rank of each output, which nobody knows before the trace
-        known = {axis for axis in (*axes, *values_of(result), 0) if axis is not None}
+        asked = (*values_of(in_axes), *values_of(out_axes), 0)
+        known = {axis for axis in asked if _is_axis(axis) and axis is not None}
         positive = set(range(_MAX_RANK)) if min(known) < 0 else known
         self.axes: list[int | None] = [None, *sorted(positive)]
         self.count = len(self.axes)
@@ -74,11 +81,18 @@ class LaneGroups:
 _MAX_RANK = 32
 
 
+def _is_axis(axis: Any) -> bool:
+    if axis is None or (isinstance(axis, int) and not isinstance(axis, bool)):
+        return True
+    raise StructureError(
+        f"an axis is an int or None, not {axis!r}; in_axes and out_axes are one axis, containers "
+        "of axes, or StateAxes"
+    )
+
+
 def _input_axis(axis: Any, leaf: Any) -> int | None:
-    if axis is None:
+    if _is_axis(axis) and axis is None:
         return None
-    if not isinstance(axis, int):
-        raise StructureError(f"an axis is an int or None, not {axis!r}")
     rank = np.ndim(leaf)
     if not -rank <= axis < rank:
         raise StructureError(f"axis {axis} is out of range for an array of rank {rank}")
@@ -86,10 +100,8 @@ def _input_axis(axis: Any, leaf: Any) -> int | None:
 
 
 def _output_axis(axis: Any, leaf: Any) -> int | None:
-    if axis is None:
+    if _is_axis(axis) and axis is None:
         return None
-    if not isinstance(axis, int):
-        raise StructureError(f"an axis is an int or None, not {axis!r}")
     rank = np.ndim(leaf) + 1  # stacked
     if not -rank <= axis < rank:
         raise StructureError(f"axis {axis} is out of range for an output of rank {rank}")

@@ -117,10 +117,12 @@ def pmap(
         key = (flat.graphdef, tuple(axes), size, tuple([jnp.ndim(x) for x in flat.leaves]))
         run = compiled.get(key)
         if run is None:
-            run = _compile(flat, inputs, axes, out_axes, {**options, "axis_size": size})
+            specs = (in_axes, out_axes)
+            run = _compile(flat, inputs, axes, specs, {**options, "axis_size": size})
             run = compiled.setdefault(key, run)
+        lane = jnp.arange(size) if all(axis is None for axis in axes) else None
         with session(flat):
-            report, names, groups = run(list(flat.leaves))
+            report, names, groups = run(list(flat.leaves), lane)
         groups = [_equal_lanes(groups[0], names.names), *groups[1:]]
         return finish(flat, report, groups)
 
@@ -128,11 +130,11 @@ def pmap(
 
 
 def _compile(
-    flat: Flat, inputs: Any, axes: list[int | None], out_axes: Any, options: dict[str, Any]
+    flat: Flat, inputs: Any, axes: list[int | None], specs: tuple[Any, Any], options: dict[str, Any]
 ) -> Any:
     graphdef = flat.graphdef  # and no more of the call: the compiled function outlives it
 
-    def run(leaves: list[Any]) -> tuple[Report, _Names, tuple[list[Any], ...]]:
+    def run(leaves: list[Any], lane: Any) -> tuple[Report, _Names, tuple[list[Any], ...]]:
         names = _Names()
 
         def remember(values: list[Any], specs: list[Found]) -> list[Any]:
@@ -140,13 +142,14 @@ def _compile(
             names.names = tuple([f"{spec.name}{show(spec.step)}" for spec in unmapped])
             return values
 
-        groups = LaneGroups(inputs, axes, out_axes, remember)
+        groups = LaneGroups(inputs, axes, *specs, remember)
         inside = run_inside(graphdef, leaves, groups)
         return inside.report, names, inside.groups
 
-    axes_out = LaneGroups(inputs, axes, out_axes, None).axes
+    axes_out = LaneGroups(inputs, axes, *specs, None).axes
     stacked = (0, *axes_out[1:])  # the first group has no axis: every device reports its value
-    return jax.pmap(run, in_axes=(axes,), out_axes=(None, None, stacked), **options)
+    # JAX wants something mapped: the lane, if the arguments are not
+    return jax.pmap(run, in_axes=(axes, 0), out_axes=(None, None, stacked), **options)
 
 
 def _equal_lanes(stacked: Sequence[Any], names: Sequence[str]) -> list[Any]:

@@ -86,11 +86,11 @@ def vmap(
 
         def run(leaves: list[Any], lane: Any) -> Any:
             sentinel = lane if mapped is None else leaves[mapped]
-            groups = LaneGroups(inputs, axes, out_axes, unbatched(sentinel))
+            groups = LaneGroups(inputs, axes, in_axes, out_axes, unbatched(sentinel))
             inside = run_inside(flat.graphdef, leaves, groups)
             return inside.report, inside.groups
 
-        out = LaneGroups(inputs, axes, out_axes, None).axes
+        out = LaneGroups(inputs, axes, in_axes, out_axes, None).axes
         with session(flat):
             report, outputs = jax.vmap(
                 run,

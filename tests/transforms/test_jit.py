@@ -237,7 +237,7 @@ class TestStatics:
                 self.n = 1
 
         layer = Layer()
-        with pytest.raises(ab.errors.NodeTypeError, match="thing"):
+        with pytest.raises(ab.errors.StaticValueError, match="thing"):
             transforms.jit(lambda m: setattr(m, "thing", Thing()))(layer)
         assert not hasattr(layer, "thing")
 
