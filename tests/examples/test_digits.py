@@ -20,11 +20,13 @@ STEPS = 3
 def _load():
     spec = importlib.util.spec_from_file_location("digits_example", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickling look it up
+    sys.modules[spec.name] = module  # classes look their module up
     spec.loader.exec_module(module)
     return module
 
 
+for extra in ("matplotlib", "optax", "rich", "sklearn"):  # the script exits without them
+    pytest.importorskip(extra)
 digits = _load()
 
 
