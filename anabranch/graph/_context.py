@@ -180,7 +180,7 @@ class SplitContext:
         if first_leaf:
             entries, root = _renumber(entries, root, first_leaf)
         graphdef = GraphDef(entries, root, len(leaves), (self._tag, base, origins))
-        flat = Flat(graphdef, leaves, walk.objects, walk.contents, [])
+        flat = Flat(graphdef, leaves, walk.objects, walk.contents)
         return (graphdef, *states(flat, filters or (...,), exhaustive=True))
 
 

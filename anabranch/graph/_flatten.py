@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from anabranch.graph import _kinds
+from anabranch.errors import StaticValueError, ValueWriteError
+from anabranch.graph import _kinds, _static
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._walk import Contents, Walk
 
@@ -20,7 +21,6 @@ class Flat:
     leaves: list[Any]  # the caller's arrays and numbers
     objects: list[Any]  # by index: the RefMap, read the other way round
     contents: list[Contents]  # what each object held
-    opaques: list[tuple[Any, Contents]]  # registered statics, compared after the trace
 
     def owner(self, leaf: int) -> Any:
         """Return the Variable that holds a leaf, or the plain array itself."""
@@ -42,7 +42,7 @@ def flatten(obj: Any, *, numbers: bool = False) -> Flat:
     root = walk.edge(obj, numbers=numbers)
     entries: Any = tuple(walk.entries)  # none is None once the walk is done
     graphdef = GraphDef(entries, root, len(walk.leaves))
-    return Flat(graphdef, walk.leaves, walk.objects, walk.contents, walk.opaques)
+    return Flat(graphdef, walk.leaves, walk.objects, walk.contents)
 
 
 def is_same(a: Contents, b: Contents) -> bool:
@@ -56,14 +56,34 @@ def is_same(a: Contents, b: Contents) -> bool:
     )
 
 
-def changed_opaque(opaques: Sequence[tuple[Any, Contents]]) -> Any:
-    """Restore registered statics that were written; return the first such object, or None."""
-    found = None
-    for obj, (extra, keys, values) in opaques:
-        if not is_same(_kinds.OBJECT.open(obj), (extra, keys, values)):
-            _kinds.OBJECT.fill(obj, extra, keys, values)
-            found = obj if found is None else found
-    return found
+def check_opaques(graphdef: GraphDef) -> None:
+    """Restore registered statics that were written, and raise for the first of them.
+
+    Raises:
+        ValueWriteError: an object that is registered as static was changed.
+    """
+    found: Any = None
+    for entry in graphdef.entries:
+        for edge in entry.edges:
+            if type(edge) is tuple and edge[0] is _static.OPAQUE:
+                _, _, reference, keys, encoded = edge
+                extra, now, values = _kinds.OBJECT.open(reference.obj)
+                if now != keys or tuple([_encoded(value) for value in values]) != encoded:
+                    old = [_static.decode(value) for value in encoded]
+                    _kinds.OBJECT.fill(reference.obj, extra, keys, old)
+                    found = reference.obj if found is None else found
+    if found is not None:
+        raise ValueWriteError(
+            f"a {type(found).__name__}, which is registered with `static=True`, was changed by "
+            "the function; it was restored. Register the class with `@graph.node` instead"
+        )
+
+
+def _encoded(value: Any) -> Any:
+    try:
+        return _static.encode(value)
+    except StaticValueError:
+        return None  # an array, say, that the function has put there
 
 
 Namer = Callable[[int], str]

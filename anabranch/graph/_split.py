@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, overload
 
+import jax
 import numpy as np
 
-from anabranch.errors import FilterError, bounded, first_few
+from anabranch import _jax
+from anabranch.errors import FilterError, UpdateError, bounded, first_few
 from anabranch.graph._filters import Filter, first_match, to_predicates
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import GraphDef
@@ -102,5 +104,15 @@ def states(flat: Flat, filters: tuple[Filter, ...], *, exhaustive: bool) -> tupl
 
 
 def snapshot(leaf: Any) -> Any:
-    """Return a leaf that later writes cannot change: numpy arrays are copied."""
+    """Return a leaf that later writes cannot change: numpy arrays are copied.
+
+    Raises:
+        UpdateError: the array was donated to a compiled call, so that nothing is left of it.
+    """
+    if isinstance(leaf, jax.Array) and not _jax.is_tracer(leaf) and leaf.is_deleted():
+        raise UpdateError(
+            f"an array ({leaf.dtype}, shape {leaf.shape}) was deleted: its buffer was donated to "
+            "a compiled call after the State was taken; take the State afterwards, or copy it "
+            "first with `jax.tree.map(jnp.copy, state)`"
+        )
     return leaf.copy() if type(leaf) is np.ndarray else leaf

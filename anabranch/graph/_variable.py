@@ -270,6 +270,8 @@ def _raw(operand: Any) -> Any:
 
 
 def _describe(value: Any) -> str:
+    if isinstance(value, jax.Array) and not _jax.is_tracer(value) and value.is_deleted():
+        return f"<deleted {value.dtype}[{','.join(map(str, value.shape))}]>"
     if isinstance(value, (jax.Array, np.ndarray)) and (value.size > 8 or _jax.is_tracer(value)):
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     text = repr(value)

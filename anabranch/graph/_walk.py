@@ -86,7 +86,6 @@ class Walk:
         self.contents: list[Contents] = []
         self.entries: list[Entry | None] = []
         self.leaves: list[Any] = []
-        self.opaques: list[tuple[Any, Contents]] = []
         self._variable_numbers = variable_numbers
         self._refs: dict[int, int] = {}
         self._stack: list[_Frame] = []
@@ -225,10 +224,8 @@ class Walk:
         return _static.encode(x)
 
     def _opaque(self, x: Any) -> Edge:
-        contents = _kinds.OBJECT.open(x)
-        _, keys, values = contents
+        _, keys, values = _kinds.OBJECT.open(x)
         encoded = tuple([_static.encode(value) for value in values])
-        self.opaques.append((x, contents))
         return (_static.OPAQUE, type(x), Opaque(x), keys, encoded)
 
     def _path(self) -> str:

@@ -12,19 +12,16 @@ without leaves, so that JAX brings it back from a cached compiled call for nothi
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anabranch.errors import ValueWriteError
 from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Delta, Diff, apply, diff
-from anabranch.graph._flatten import Flat, changed_opaque
+from anabranch.graph._flatten import Flat, check_opaques
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._spend import spend
 
@@ -124,11 +121,24 @@ def run_inside(graphdef: GraphDef, leaves: Sequence[Any], grouping: Grouping) ->
         grouping: which group each leaf that comes out belongs to.
     """
     built = build(graphdef.entries, leaves.__getitem__)
-    _session().extend(
-        [x for x, e in zip(built.objects, graphdef.entries, strict=True) if e.kind.identity]
-    )
-    result = built.resolve(graphdef.root).run()
-    found = diff(graphdef, built, result, lanes=grouping.lanes)
+    try:
+        result = built.resolve(graphdef.root).run()
+        found = diff(graphdef, built, result, lanes=grouping.lanes)
+    finally:
+        check_opaques(graphdef)
+    inside = _report(graphdef, leaves, grouping, built, found, result)
+    spend([x for x, e in zip(built.objects, graphdef.entries, strict=True) if e.kind.identity])
+    return inside
+
+
+def _report(
+    graphdef: GraphDef,
+    leaves: Sequence[Any],
+    grouping: Grouping,
+    built: Built,
+    found: Diff,
+    result: Any,
+) -> Inside:
     groups, check = grouping.assign(graphdef, built, found, leaves)
     outputs = _Outputs(found.slots, groups, grouping, leaves)
     values = outputs.values
@@ -187,34 +197,3 @@ def finish(flat: Flat, report: Report, groups: Sequence[Sequence[Any]]) -> Any:
 def array_leaves(leaves: Sequence[Any]) -> list[Any]:
     """Return leaves with numpy arrays made immutable: a transform may pass them on as they are."""
     return [jnp.asarray(x) if type(x) is np.ndarray else x for x in leaves]
-
-
-class _Sessions(threading.local):
-    def __init__(self) -> None:
-        self.stack: list[list[Any]] = []
-
-
-_SESSIONS = _Sessions()
-
-
-def _session() -> list[Any]:
-    return _SESSIONS.stack[-1] if _SESSIONS.stack else []
-
-
-@contextlib.contextmanager
-def session(flat: Flat) -> Generator[None]:
-    """Run a JAX transform: twins made inside are spent at the end, statics must not change."""
-    twins: list[Any] = []
-    _SESSIONS.stack.append(twins)
-    try:
-        yield
-    finally:
-        _SESSIONS.stack.pop()
-        if twins:
-            spend(twins)
-        changed = changed_opaque(flat.opaques) if flat.opaques else None
-    if changed is not None:
-        raise ValueWriteError(
-            f"a {type(changed).__name__}, which is registered with `static=True`, was changed by "
-            "the function; it was restored. Register the class with `@graph.node` instead"
-        )

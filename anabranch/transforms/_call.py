@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from anabranch.errors import StaticValueError
+from anabranch.errors import StaticValueError, StructureError
 from anabranch.graph import _static
 from anabranch.graph._flatten import Flat, flatten
 
@@ -94,7 +94,26 @@ class Selection:
             name = by_position.get(num % count if -count <= num < 0 else num)
             if name is not None:
                 self.names.add(name)
+        self._check(function, count)
         self.nums |= {by_name[name] for name in self.names if name in by_name}
+
+    def _check(self, function: Callable[..., Any], count: int) -> None:
+        """Raise if the function has no such parameters."""
+        try:
+            kinds = [p.kind for p in inspect.signature(function).parameters.values()]
+            names = set(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            return
+        unknown: list[Any] = []
+        if inspect.Parameter.VAR_POSITIONAL not in kinds:
+            unknown += [num for num in self.nums if not -count <= num < count]
+        if inspect.Parameter.VAR_KEYWORD not in kinds:
+            unknown += sorted(self.names - names)
+        if unknown:
+            raise StructureError(
+                f"{getattr(function, '__qualname__', function)} has no argument {unknown[0]!r}, "
+                f"which was chosen by number or name; its parameters are {sorted(names)}"
+            )
 
     def __bool__(self) -> bool:
         return bool(self.nums or self.names)

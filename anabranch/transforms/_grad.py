@@ -21,7 +21,7 @@ from anabranch.graph._graphdef import Visit
 from anabranch.graph._leaf_info import LeafInfo, LeafInfos, path_text
 from anabranch.graph._state import State
 from anabranch.graph._variable import Param, Variable
-from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside, session
+from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._options import GradOptions
 from anabranch.transforms._specs import DiffState
@@ -116,23 +116,27 @@ class Differentiated:
 
     def gradient(self, grads: dict[int, Any]) -> Any:
         """Return gradients in the form of the argument: a State for each object."""
-        return self._gradient(self._edge, grads, ())
+        return self._gradient(self._edge, grads, (), {})
 
-    def _gradient(self, edge: Any, grads: dict[int, Any], path: tuple[Any, ...]) -> Any:
+    def _gradient(
+        self, edge: Any, grads: dict[int, Any], path: tuple[Any, ...], made: dict[int, Any]
+    ) -> Any:
         if type(edge) is not int:
             return None
         if edge < 0:
             return grads.get(~edge)
+        if edge in made:  # a container that several places share
+            return made[edge]
         kind, cls, extra, keys, edges = self._flat.graphdef.entries[edge]
         if kind in _OBJECTS:
             return self._state_below(path, grads)
         children = [
-            self._gradient(e, grads, (*path, kind.path_key(key)))
+            self._gradient(e, grads, (*path, kind.path_key(key)), made)
             for key, e in zip(keys, edges, strict=True)
         ]
         if not kind.identity:
             return kind.build(cls, extra, keys, children)
-        container = kind.create(cls, extra)
+        container = made[edge] = kind.create(cls, extra)
         kind.fill(container, extra, keys, children)
         return container
 
@@ -231,11 +235,10 @@ def value_and_grad(
 
         leaves = array_leaves(flat.leaves)
         diff = [_as_inexact(leaves[number]) for number in numbers]
-        with session(flat):
-            differentiate = jax.value_and_grad(
-                run, has_aux=True, holomorphic=holomorphic, allow_int=allow_int
-            )
-            (_, (report, groups)), gradients = differentiate(diff, leaves)
+        differentiate = jax.value_and_grad(
+            run, has_aux=True, holomorphic=holomorphic, allow_int=allow_int
+        )
+        (_, (report, groups)), gradients = differentiate(diff, leaves)
         result = finish(flat, report, groups)
         by_number = dict(zip(numbers, gradients, strict=True))
         found = tuple([part.gradient(by_number) for part in parts])

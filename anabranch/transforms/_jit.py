@@ -22,13 +22,13 @@ from anabranch.transforms._box import (
     Report,
     finish,
     run_inside,
-    session,
 )
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._donate import Donation
 from anabranch.transforms._options import JitOptions
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
+from anabranch.transforms._wrap import name_inside
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -70,14 +70,16 @@ def _as_sharding(value: Any, leaf: Any) -> Any:
 class Compiled:
     """The compiled function for one structure of the arguments."""
 
-    def __init__(self, graphdef: GraphDef, grouping: Grouping, options: dict[str, Any]) -> None:
+    def __init__(
+        self, function: Any, graphdef: GraphDef, grouping: Grouping, options: dict[str, Any]
+    ) -> None:
         def run(*leaves: Any) -> tuple[Report, tuple[list[Any], ...]]:
             inside = run_inside(graphdef, leaves, grouping)
             return inside.report, inside.groups
 
-        self.run = run
+        self.run = name_inside(run, function)
         self.options = options
-        self.function: Any = jax.jit(run, **options)  # or a `Donation`
+        self.function: Any = jax.jit(self.run, **options)  # or a `Donation`
 
 
 class JitFunction(Generic[P, R]):
@@ -108,8 +110,7 @@ class JitFunction(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         flat = self._flatten(args, kwargs)
         compiled = self._compiled_for(flat, args)
-        with session(flat):
-            report, groups = compiled.function(*flat.leaves)
+        report, groups = compiled.function(*flat.leaves)
         return finish(flat, report, groups)
 
     def _flatten(self, args: Any, kwargs: Any) -> Flat:
@@ -135,7 +136,7 @@ class JitFunction(Generic[P, R]):
             grouping = groups = ShardingGroups(inputs, specs, result)
             options["in_shardings"] = tuple(specs)
             options["out_shardings"] = (None, tuple(groups.shardings))
-        compiled = Compiled(flat.graphdef, grouping, options)
+        compiled = Compiled(self._function, flat.graphdef, grouping, options)
         if self._donated:
             compiled.function = Donation(compiled, flat, self._donated, args)
         return compiled
@@ -167,8 +168,7 @@ class JitFunction(Generic[P, R]):
         """
         flat = self._flatten(args, kwargs)
         compiled = self._compiled_for(flat, args)
-        with session(flat):
-            traced = compiled.function.trace(*flat.leaves)
+        traced = compiled.function.trace(*flat.leaves)
         return Traced(traced, self, flat.graphdef)
 
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -182,15 +182,14 @@ class JitFunction(Generic[P, R]):
         """
         flat = self._flatten(args, kwargs)
         compiled = self._compiled_for(flat, args)
-        with session(flat):
-            report, groups = compiled.function.eval_shape(*flat.leaves)
+        report, groups = compiled.function.eval_shape(*flat.leaves)
         shapes = [jax.eval_shape(lambda x: x, leaf) for leaf in flat.leaves]
         copy = build(flat.graphdef.entries, shapes.__getitem__)
         contents = [
             (entry.extra, entry.keys, values)
             for entry, values in zip(flat.graphdef.entries, copy.contents, strict=True)
         ]
-        return finish(Flat(flat.graphdef, shapes, copy.objects, contents, []), report, groups)
+        return finish(Flat(flat.graphdef, shapes, copy.objects, contents), report, groups)
 
     def clear_cache(self) -> None:
         """Drop everything that was compiled.
@@ -360,6 +359,5 @@ class CompiledCall(_Staged[R]):
                 "the arguments have another structure than those that the function was compiled "
                 "for; static arguments are part of it and must be given again"
             )
-        with session(flat):
-            report, groups = self._stage(*flat.leaves)
+        report, groups = self._stage(*flat.leaves)
         return finish(flat, report, groups)

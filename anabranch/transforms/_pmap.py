@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from anabranch import _jax
 from anabranch.errors import BroadcastWriteError, bounded, first_few
 from anabranch.graph._flatten import Flat
-from anabranch.transforms._box import Report, finish, run_inside, session
+from anabranch.transforms._box import Report, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._lanes import LaneGroups, lane_axes
 from anabranch.transforms._options import PmapOptions
@@ -121,8 +121,7 @@ def pmap(
             run = _compile(flat, inputs, axes, specs, {**options, "axis_size": size})
             run = compiled.setdefault(key, run)
         lane = jnp.arange(size) if all(axis is None for axis in axes) else None
-        with session(flat):
-            report, names, groups = run(list(flat.leaves), lane)
+        report, names, groups = run(list(flat.leaves), lane)
         groups = [_equal_lanes(groups[0], names.names), *groups[1:]]
         return finish(flat, report, groups)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from anabranch.errors import BroadcastWriteError, bounded, first_few
-from anabranch.transforms._box import array_leaves, finish, run_inside, session
+from anabranch.transforms._box import array_leaves, finish, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._lanes import LaneGroups, lane_axes
 from anabranch.transforms._options import VmapOptions
@@ -91,15 +91,14 @@ def vmap(
             return inside.report, inside.groups
 
         out = LaneGroups(inputs, axes, in_axes, out_axes, None).axes
-        with session(flat):
-            report, outputs = jax.vmap(
-                run,
-                in_axes=(axes, 0),
-                out_axes=(None, tuple(out)),
-                axis_name=axis_name,
-                axis_size=size,
-                spmd_axis_name=spmd_axis_name,
-            )(array_leaves(flat.leaves), lane)
+        report, outputs = jax.vmap(
+            run,
+            in_axes=(axes, 0),
+            out_axes=(None, tuple(out)),
+            axis_name=axis_name,
+            axis_size=size,
+            spmd_axis_name=spmd_axis_name,
+        )(array_leaves(flat.leaves), lane)
         return finish(flat, report, outputs)
 
     return wrap(call, function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,3 +17,11 @@ def wrap(call: F, function: Callable[..., Any]) -> F:
     """
     functools.update_wrapper(call, function, updated=())
     return call
+
+
+def name_inside(run: F, function: Callable[..., Any]) -> F:
+    """Let JAX's messages name the user's function and line, not the function that it is given."""
+    signature = inspect.signature(run)
+    run = wrap(run, function)
+    run.__signature__ = signature  # type: ignore[attr-defined]  # jit looks at the parameters
+    return run
