@@ -33,7 +33,10 @@ def conform(kind: type, old: Any, new: Any) -> Any:
         return new
     if isinstance(new, jax.Array) and new.dtype == old.dtype and new.shape == old.shape:
         return new
+    number = isinstance(new, (bool, int, float, complex))
     new = cast_to_dtype(kind, old.dtype, new)
+    if number and getattr(old, "weak_type", False):  # stays weak, as with `.at[...].set`
+        return jax.lax.full_like(old, new)
     try:
         return jnp.broadcast_to(new, old.shape)
     except ValueError:

@@ -184,6 +184,26 @@ class GraphDef:
             else:
                 stack.pop()
 
+    def postorder(self) -> list[Visit]:
+        """Return the first visit of every entry, children before parents; cycles end somewhere."""
+        done: list[Visit] = []
+        stack: list[tuple[Visit, Iterator[Visit]]] = []
+        seen: set[int] = set()
+        following: Iterator[Visit] = iter([Visit(None, -1, 0, self.root, True, -1)])
+        while True:
+            for found in following:
+                edge = found.edge
+                if type(edge) is int and edge >= self.base and edge not in seen:
+                    seen.add(edge)
+                    stack.append((found, following))
+                    following = self.children(edge, found.link, found.variable)
+                    break
+            else:
+                if not stack:
+                    return done
+                visit, following = stack.pop()
+                done.append(visit)
+
     def children(self, index: int, link: Link | None, variable: int) -> Iterator[Visit]:
         """Yield the edges that leave an entry which was reached along a path."""
         kind, _, _, keys, edges = self.entry(index)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from anabranch.graph._build import build
 from anabranch.graph._flatten import flatten
-from anabranch.graph._graphdef import Path, Visit
+from anabranch.graph._graphdef import Path
 from anabranch.graph._split import snapshot
 
 T = TypeVar("T")
@@ -47,16 +47,12 @@ def recursive_map(function: Callable[[Path, Any], Any], node: Any) -> Any:
     flat = flatten(node)
     graphdef = flat.graphdef
     built = build(graphdef.entries, lambda i: snapshot(flat.leaves[i]))
-    order: list[Visit] = []
-    for visit in graphdef.visit():
-        if type(visit.edge) is int and visit.edge >= 0 and visit.first:
-            order.append(visit)
     replaced: list[Any] = list(built.objects)
 
     def resolve(edge: Any) -> Any:
         return replaced[edge] if type(edge) is int and edge >= 0 else built.resolve(edge)
 
-    for visit in reversed(order):  # visits are depth first: children come later
+    for visit in graphdef.postorder():
         index: Any = visit.edge
         kind, cls, extra, keys, edges = graphdef.entries[index]
         values = [resolve(edge) for edge in edges]

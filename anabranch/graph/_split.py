@@ -91,7 +91,7 @@ def states(flat: Flat, filters: tuple[Filter, ...], *, exhaustive: bool) -> tupl
         else:
             groups[match].append(i)
     if exhaustive and unmatched:
-        rows = [f"{path_text(info.path)} of kind {info.kind.__name__}" for info in unmatched]
+        rows = [f"{path_text(info.path)} of kind {info.kind_text}" for info in unmatched]
         raise FilterError(
             bounded(
                 f"no filter matches these leaves:\n{first_few(rows)}\n"

@@ -50,7 +50,7 @@ def check_owned(obj: object, token: Any, action: str) -> None:
     here = "eager code" if eager else _jax.describe_boundary(trace)
     raise CapturedWriteError(
         f"Cannot {action} of {type(obj).__name__}: the object belongs to another trace "
-        f"level than {here}, which runs now:  the write would be lost or would leak a tracer.\n"
+        f"level than {here}, which runs now: the write would be lost or would leak a tracer.\n"
         "Pass the object as an argument to a transform of anabranch.transforms "
         "(for example `transforms.jit(f)(obj)` in place of a closure over it)."
     )

@@ -36,7 +36,8 @@ def update(
             `"shapes"` and `"kinds"` accept other ones.
 
     Raises:
-        UpdateError: a path is unknown, or a shape or kind differs; nothing is written.
+        UpdateError: a path is unknown, a shape or kind differs, or two values are given for one
+            leaf; nothing is written.
 
     >>> import anabranch as ab
     >>> v = ab.Param(1.0)
@@ -44,6 +45,12 @@ def update(
     >>> v.value
     3.0
     """
+    unknown = {relax} if isinstance(relax, str) else set(relax) - {"paths", "shapes", "kinds"}
+    if unknown:
+        raise UpdateError(
+            f"relax={relax!r}: it is a collection of 'paths', 'shapes' and 'kinds', "
+            'for example `relax=["shapes"]`'
+        )
     flat = flatten(node)
     finder = _Finder(flat)
     problems: list[str] = []
@@ -61,7 +68,9 @@ def update(
             if found:
                 problems.append(f"{path_text(info.path)}: {found}")
             (index, position), _ = cell
-            new.setdefault(index, {})[position] = snapshot(leaf)
+            held = new.setdefault(index, {})
+            if held.setdefault(position, leaf) is not leaf:
+                problems.append(f"{path_text(info.path)}: another value is given for this leaf")
     if problems:
         raise UpdateError(
             bounded(
@@ -122,7 +131,7 @@ def _problem(
     own = flat.graphdef.infos[number]
     fits = info.kind is own.kind or info.kind is jax.Array  # a plain array fits any kind
     if checked and "kinds" not in relax and not fits:
-        return f"the kind is {own.kind.__name__}, the state has {info.kind.__name__}"
+        return f"the kind is {own.kind_text}, the state has {info.kind_text}"
     old = flat.leaves[number]
     if "shapes" not in relax and np.shape(old) != np.shape(leaf):
         return f"the shape is {np.shape(old)}, the state has {np.shape(leaf)}"
@@ -133,7 +142,7 @@ def _write(flat: Flat, new: dict[int, dict[int, Any]]) -> None:
     writes: list[Write] = []
     for index, values in new.items():
         extra, keys, old = flat.contents[index]
-        contents = [values.get(i, value) for i, value in enumerate(old)]
+        contents = [snapshot(values[i]) if i in values else value for i, value in enumerate(old)]
         cls = flat.graphdef.entries[index].cls
         writes.append(Write(flat.objects[index], cls, (extra, keys, contents)))
     commit(writes)

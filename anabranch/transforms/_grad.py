@@ -95,7 +95,7 @@ class Differentiated:
         if not inexact and not self._allow_int:
             raise FilterError(
                 f"{self._name}{path_text(info.path)}: cannot differentiate {jnp.result_type(leaf)}"
-                f" (kind {info.kind.__name__}); only floating point and complex arrays have "
+                f" (kind {info.kind_text}); only floating point and complex arrays have "
                 "gradients: use a filter that leaves it out"
             )
         return True
@@ -104,7 +104,7 @@ class Differentiated:
         """Raise `FilterError` if nothing is differentiated."""
         if self.infos:
             return
-        kinds = sorted({info.kind.__name__ for info in self._seen}) or ["none"]
+        kinds = sorted({info.kind_text for info in self._seen}) or ["none"]
         what = "no leaf of kind Param and no inexact array" if self._default else "nothing"
         raise FilterError(
             bounded(
@@ -115,30 +115,49 @@ class Differentiated:
         )
 
     def gradient(self, grads: dict[int, Any]) -> Any:
-        """Return gradients in the form of the argument: a State for each object."""
-        return self._gradient(self._edge, grads, (), {})
+        """Return gradients in the form of the argument: a State for each object.
 
-    def _gradient(
-        self, edge: Any, grads: dict[int, Any], path: tuple[Any, ...], made: dict[int, Any]
-    ) -> Any:
-        if type(edge) is not int:
-            return None
-        if edge < 0:
-            return grads.get(~edge)
-        if edge in made:  # a container that several places share
-            return made[edge]
-        kind, cls, extra, keys, edges = self._flat.graphdef.entries[edge]
-        if kind in _OBJECTS:
-            return self._state_below(path, grads)
-        children = [
-            self._gradient(e, grads, (*path, kind.path_key(key)), made)
-            for key, e in zip(keys, edges, strict=True)
-        ]
-        if not kind.identity:
-            return kind.build(cls, extra, keys, children)
-        container = made[edge] = kind.create(cls, extra)
-        kind.fill(container, extra, keys, children)
-        return container
+        Leaves that belong to an earlier argument are None here, and absent from States.
+        """
+        own = {number: grads[number] for number in self.infos}
+        entries = self._flat.graphdef.entries
+        made: dict[int, Any] = {}  # containers that several places share are made once
+
+        def resolve(edge: Any) -> Any:
+            if type(edge) is not int:
+                return None
+            return made[edge] if edge >= 0 else own.get(~edge)
+
+        order, paths = self._containers()
+        for index in order:  # nodes first, empty: they can be part of a cycle
+            kind, cls, extra, _, _ = entries[index]
+            if kind in _OBJECTS:
+                made[index] = self._state_below(paths[index], own)
+            elif kind.identity:
+                made[index] = kind.create(cls, extra)
+        for index in order:
+            kind, cls, extra, keys, edges = entries[index]
+            if not kind.identity:
+                made[index] = kind.build(cls, extra, keys, [resolve(edge) for edge in edges])
+        for index in order:
+            kind, _, extra, keys, edges = entries[index]
+            if kind.identity and kind not in _OBJECTS:
+                kind.fill(made[index], extra, keys, [resolve(edge) for edge in edges])
+        return resolve(self._edge)
+
+    def _containers(self) -> tuple[list[int], dict[int, tuple[Any, ...]]]:
+        """Return the entries of the result, children of values first, and a path to each."""
+        graphdef = self._flat.graphdef
+        paths: dict[int, tuple[Any, ...]] = {}
+        pending = [Visit(None, -1, 0, self._edge, True, -1)]
+        while pending:
+            visit = pending.pop()
+            edge = visit.edge
+            if type(edge) is int and edge >= 0 and edge not in paths:
+                paths[edge] = visit.path
+                if graphdef.entries[edge].kind not in _OBJECTS:
+                    pending += reversed([*graphdef.children(edge, visit.link, -1)])
+        return sorted(paths, reverse=True), paths  # the children of a value have higher indices
 
     def _state_below(self, path: tuple[Any, ...], grads: dict[int, Any]) -> State:
         depth = len(path)

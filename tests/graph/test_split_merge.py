@@ -305,6 +305,17 @@ class TestRefusals:
     def test_iterators(self):
         self.check(iter([1]), "iterator")
 
+    def test_nodes_where_a_split_cannot_follow(self):
+        v = ab.Param(1.0)
+        for value in (weakref.ref(v), {"a": v}.get, {"a": v}.values(), ValueError(v)):
+            self.check(value, "tracked|state")
+        for value in (frozenset({v}), {(1, v): 2}):
+            with pytest.raises(ab.errors.AnabranchError, match=r"\[0\].*cannot be tracked"):
+                ab.split({"inner": [value]})
+
+    def test_generators_of_random_numbers(self):
+        self.check(np.random.default_rng(0), "state")
+
     def test_arrays_of_objects(self):
         self.check(np.array(["a"]), "dtype")
 

@@ -78,9 +78,16 @@ class TestWhatIsDifferentiated:
         assert grads[0]["w"].tolist() == [1.0, 2.0]
         assert grads[1]["m"]["w"].tolist() == [1.0, 2.0]
 
+    @pytest.mark.parametrize("result", ["text", (1.0, 2.0), None, jnp.ones(2)], ids=repr)
+    def test_only_scalars_have_gradients(self, result):
+        with pytest.raises(ab.errors.StructureError, match="scalar"):
+            transforms.grad(lambda x: result)(1.0)
+
     def test_argnums_must_exist(self):
         with pytest.raises(ab.errors.StructureError, match="argnums has 1"):
             transforms.grad(lambda x: x, argnums=1)(1.0)
+        with pytest.raises(ab.errors.StructureError, match="argnums holds"):
+            transforms.grad(lambda x: x, argnums="x")(1.0)
 
 
 class TestSharing:
@@ -98,6 +105,33 @@ class TestSharing:
         )
         assert first["w"].tolist() == [3.0, 3.0]
         assert second.paths == ()
+
+    def test_a_shared_container_counts_once(self):
+        x = [jnp.ones(2)]
+        first, second = transforms.grad(lambda a, b: (a[0] * b[0]).sum(), argnums=(0, 1))(x, x)
+        assert first[0].tolist() == [2.0, 2.0]
+        assert second == [None]
+        shared = [3.0]
+        both = {"a": shared, "b": shared}
+        grads = transforms.grad(lambda d: d["a"][0] * d["b"][0])(both)
+        assert grads["a"] is grads["b"]
+        assert float(grads["a"][0]) == 6.0
+
+    def test_cyclic_and_deep_containers_keep_their_form(self):
+        cycle = [ab.Param(jnp.array(3.0))]
+        cycle.append(cycle)
+        grads = transforms.grad(lambda x: x[0][...] ** 2)(cycle)
+        assert grads[1] is grads
+        assert float(grads[0][()]) == 6.0
+        deep = inner = []
+        for _ in range(5_000):
+            inner.append([])
+            inner = inner[0]
+        inner.append(jnp.array(2.0))
+        grads = transforms.grad(lambda deep, inner: inner[0] ** 2)(deep, inner)
+        while len(grads) == 1 and isinstance(grads[0], list):
+            grads = grads[0]
+        assert float(grads[0]) == 4.0
 
     def test_in_another_argument_it_is_the_same_variable(self):
         model = Model()

@@ -231,6 +231,39 @@ class TestStatics:
             assert jitted(layer) == repr(value)
         assert counter.traces == traces
 
+    def test_untouched_ones_stay_the_callers_own(self):
+        """A cached trace must not bring back an equal object of another call."""
+
+        class Equal:
+            def __init__(self, text):
+                self.text = text
+
+            def __eq__(self, other):
+                return isinstance(other, Equal)
+
+            def __hash__(self):
+                return 0
+
+        def f(m):
+            m.new = ab.Param(1.0)
+            m.items.append(m.s)
+
+        jitted, counter = counted(f)
+        for text in ("first", "second"):
+            layer = Layer()
+            layer.s, layer.items = Equal(text), [Equal(text)]
+            s, inner = layer.s, layer.items[0]
+            jitted(layer)
+            assert layer.s is s
+            assert layer.items[0] is inner
+            assert layer.items[1] is s
+        assert counter.traces == 1
+
+    def test_those_with_identity_cannot_be_created(self):
+        for make in (object, lambda: iter([1]), lambda: np.random.default_rng(1)):
+            with pytest.raises((ab.errors.StaticValueError, ab.errors.NodeTypeError)):
+                transforms.jit(lambda make=make: make())()
+
     def test_mutable_ones_cannot_be_created(self):
         class Thing:
             def __init__(self):
@@ -367,6 +400,17 @@ class TestFailures:
             _ = escaped[0].w
         with pytest.raises(ab.errors.SpentTwinError, match="twin"):
             _ = escaped[1].value
+        for twin in escaped:
+            with pytest.raises(ab.errors.SpentTwinError, match="twin"):
+                transforms.jit(lambda m: 1)(twin)
+
+    def test_nothing_leaks_by_jax_s_own_check(self):
+        with jax.checking_leaks():
+            layer = Layer()
+            assert transforms.jit(lambda m: m)(layer) is layer
+            v = ab.Param(jnp.arange(3.0))
+            assert transforms.vmap(lambda v: v * 2)(v).tolist() == [0.0, 2.0, 4.0]
+            assert float(transforms.grad(lambda v: v**2)(ab.Param(3.0))[()]) == 6.0
 
     def test_no_finaliser_fires_for_a_twin(self):
         fired: list[int] = []
@@ -558,6 +602,34 @@ class TestOptions:
         v = ab.Param(jnp.arange(8.0))
         with pytest.raises(ab.errors.AliasError, match=r"args\[0\].*args\[1\]\[0\]"):
             transforms.jit(lambda a, b: None, in_shardings=(split, [whole]))(v, [v])
+
+    def test_arguments_that_are_not_there_are_refused(self):
+        for options in (
+            {"static_argnums": 4},
+            {"static_argnames": "q"},
+            {"donate_argnums": 5},
+            {"donate_argnames": ("m", "q")},
+        ):
+            with pytest.raises(ab.errors.StructureError, match="has no argument"):
+                transforms.jit(lambda m: m, **options)
+
+    def test_a_donated_snapshot_is_told(self):
+        """C23."""
+        v = ab.Param(jnp.ones(2))
+        snapshot = ab.state(v)
+        transforms.jit(lambda v: setattr(v, "value", v + 1), donate_argnums=0)(v)
+        with pytest.raises(ab.errors.UpdateError, match="donated"):
+            ab.update(v, snapshot)
+        assert v.value.tolist() == [2.0, 2.0]
+
+    def test_messages_name_the_function_of_the_user(self):
+        v = ab.Param(1.0)
+
+        def capture_it(x):
+            v.value = x
+
+        with pytest.raises(ab.errors.CapturedWriteError, match=r"jit of capture_it at .*test_jit"):
+            transforms.jit(capture_it)(1.0)
 
     def test_the_same_name_everywhere(self):
         assert transforms.jit is ab.jit

@@ -171,6 +171,23 @@ class TestBoth:
         with pytest.raises(ab.errors.FilterError, match=r"args\[0\]\.n"):
             lanes(lambda m: m.w.sum(), in_axes=(axes,))(Model())
 
+    def test_with_axis_size_only(self, lanes):
+        v = ab.Variable(1.0)
+
+        def f(v):
+            v.value = v + 1
+            return v * 2.0
+
+        out = lanes(f, in_axes=None, axis_size=3)(v)
+        assert out.tolist() == [4.0, 4.0, 4.0]
+        assert float(v.value) == 2.0
+
+    @pytest.mark.parametrize("wrong", ["a", True, 1.0])
+    def test_axes_are_ints(self, lanes, wrong):
+        for axes in ({"in_axes": wrong}, {"out_axes": wrong}):
+            with pytest.raises(ab.errors.StructureError, match="axis is an int"):
+                lanes(lambda x: x, **axes)(jnp.ones(LANES))
+
     def test_failures_change_nothing(self, lanes):
         def f(m):
             m.w.value = m.w * 2
@@ -255,16 +272,10 @@ class TestVmap:
         transforms.vmap(outer)(v)
         assert v.value.tolist() == [0.0, 2.0]
 
-    def test_with_axis_size_only(self):
-        v = ab.Variable(1.0)
-
-        def f(v):
-            v.value = v + 1
-            return v * 2.0
-
-        out = transforms.vmap(f, in_axes=None, axis_size=3)(v)
-        assert out.tolist() == [4.0, 4.0, 4.0]
-        assert float(v.value) == 2.0
+    def test_a_negative_axis_follows_the_rank_of_what_is_written(self):
+        v = ab.Param(jnp.ones((3, 2)))
+        transforms.vmap(lambda v: setattr(v, "value", jnp.zeros((5, 7))), in_axes=-1)(v)
+        assert v.value.shape == (5, 7, 2)
 
     def test_per_example_gradients(self):
         model = Model()
