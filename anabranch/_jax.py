@@ -8,7 +8,7 @@ which `self_check` makes visible, or nothing.
 Public names are preferred where they exist (`jax.extend.core.find_top_trace`,
 `jax.core.eval_context`, `jax.core.Tracer`). Private are: the attributes `parent_trace` and
 `_trace`, the cell behind the current trace (two to three times faster to read than the public
-function; both are compared on first use), and the debug information for error messages.
+function; `self_check` compares the two), and the debug information for error messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ UNTRACED: Final = _Untraced()
 
 
 def _public_getter() -> Callable[[], Trace | None]:
-    import jax.extend.core as extend  # 20 ms, and `current_trace` can do without
+    # 20 ms, and it registers settings, after which JAX traces everything again: only for checks
+    import jax.extend.core as extend
 
     # `jax.core.find_top_trace` is deprecated exactly where `jax.extend.core` has it.
     find_top_trace: Any = getattr(extend, "find_top_trace", None)
@@ -132,7 +133,7 @@ def _staging_type() -> type:
 
     def probe() -> None:
         trace = current_trace()
-        if trace is _public_getter()() and trace is not None and trace is not _ROOT:
+        if trace is not None and trace is not _ROOT:
             found.append(type(trace))  # not the trace: `jax.checking_leaks` would find it
 
     jax.make_jaxpr(probe)()
@@ -270,8 +271,12 @@ def self_check() -> None:
     seen: dict[str, str] = {}
     failures: list[Exception] = []
 
+    public = _public_getter()
+    agree: list[bool] = [public() is current_trace()]
+
     def observe() -> None:
         try:
+            jax.make_jaxpr(lambda: agree.append(public() is current_trace()))()
             _observe_chains(seen)
         except Exception as error:  # whatever JAX raises, it is the finding
             failures.append(error)
@@ -282,6 +287,8 @@ def self_check() -> None:
     thread.join()
     if failures:
         raise _unsupported(f"{type(failures[0]).__name__}: {failures[0]}") from failures[0]
+    if not all(agree):
+        raise _unsupported("the public and the private way to the current trace disagree")
     for name, chain in _EXPECTED.items():
         if seen.get(name) != chain:
             raise _unsupported(f"the traces seen in {name!r} are {seen.get(name)!r}, not {chain!r}")
