@@ -43,7 +43,7 @@ def test_the_self_check_passes_outside_and_inside_transforms():
         ("_staging_type", lambda: int, "the traces seen in"),
         ("is_boundary", lambda trace: True, "the traces seen in"),
         ("trace_chain", lambda trace: iter([trace]), "the traces seen in"),
-        ("current_trace", lambda: None, "'thread'"),
+        ("current_trace", lambda: None, "disagree"),
         ("tracer_trace", lambda tracer: None, "argument of another trace"),
         ("describe_boundary", lambda trace: "jit", "what it was opened for"),
         ("describe_boundary", lambda trace: 1 / 0, "ZeroDivisionError"),

@@ -30,6 +30,15 @@ for extra in ("matplotlib", "optax", "rich", "sklearn"):  # the script exits wit
 digits = _load()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    # A few steps are computed at once; a third of the time is XLA looking for better code.
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(scope="module")
 def data():
     return digits.load_digits()
