@@ -109,36 +109,38 @@ class Inside(NamedTuple):
 
     report: Report
     groups: tuple[list[Any], ...]
-    result: Any  # what the function returned, inside
+    picked: Any
 
 
-def run_inside(graphdef: GraphDef, leaves: Sequence[Any], grouping: Grouping) -> Inside:
+def run_inside(
+    graphdef: GraphDef,
+    leaves: Sequence[Any],
+    grouping: Grouping,
+    pick: Callable[[Any], Any] | None = None,
+) -> Inside:
     """Steps 2 and 3: call the function on twins, and report what it did.
 
     Arguments:
         graphdef: of a `Call`.
         leaves: its leaves, tracers among them.
         grouping: which group each leaf that comes out belongs to.
+        pick: from what the function returned, twins among it, to what an adapter needs of it
+            inside; afterwards the twins are spent.
     """
     built = build(graphdef.entries, leaves.__getitem__)
     try:
         result = built.resolve(graphdef.root).run()
         found = diff(graphdef, built, result, lanes=grouping.lanes)
+        picked = None if pick is None else pick(result)
+        return Inside(*_report(graphdef, leaves, grouping, built, found), picked)
     finally:
+        spend([x for x, e in zip(built.objects, graphdef.entries, strict=True) if e.kind.identity])
         check_opaques(graphdef)
-    inside = _report(graphdef, leaves, grouping, built, found, result)
-    spend([x for x, e in zip(built.objects, graphdef.entries, strict=True) if e.kind.identity])
-    return inside
 
 
 def _report(
-    graphdef: GraphDef,
-    leaves: Sequence[Any],
-    grouping: Grouping,
-    built: Built,
-    found: Diff,
-    result: Any,
-) -> Inside:
+    graphdef: GraphDef, leaves: Sequence[Any], grouping: Grouping, built: Built, found: Diff
+) -> tuple[Report, tuple[list[Any], ...]]:
     groups, check = grouping.assign(graphdef, built, found, leaves)
     outputs = _Outputs(found.slots, groups, grouping, leaves)
     values = outputs.values
@@ -150,7 +152,7 @@ def _report(
     for at in order:
         lists[outputs.groups[at]].append(values[at])
     sources = tuple([s if s >= 0 else ~rank[~s] for s in outputs.sources])
-    return Inside(Report(found.delta, sources), lists, result)
+    return Report(found.delta, sources), lists
 
 
 class _Outputs:

@@ -239,6 +239,9 @@ def value_and_grad(
     single = not isinstance(argnums, (tuple, list)) or isinstance(argnums, DiffState)
     chosen = tuple(cast("Sequence[int | DiffState]", (argnums,) if single else argnums))
 
+    def pick_loss(result: Any) -> Any:
+        return _loss(result, has_aux=has_aux)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)
         parts = _differentiated(flat, chosen, len(args), allow_int=allow_int)
@@ -248,9 +251,8 @@ def value_and_grad(
             leaves = list(leaves)
             for number, leaf in zip(numbers, diff, strict=True):
                 leaves[number] = leaf
-            inside = run_inside(flat.graphdef, leaves, ONE_GROUP)
-            loss = _loss(inside.result, has_aux=has_aux, real=not holomorphic)
-            return loss, (inside.report, inside.groups)
+            inside = run_inside(flat.graphdef, leaves, ONE_GROUP, pick_loss)
+            return inside.picked, (inside.report, inside.groups)
 
         leaves = array_leaves(flat.leaves)
         diff = [_as_inexact(leaves[number]) for number in numbers]
@@ -330,7 +332,7 @@ def _differentiated(
     return parts
 
 
-def _loss(result: Any, *, has_aux: bool, real: bool) -> Any:
+def _loss(result: Any, *, has_aux: bool) -> Any:
     if has_aux:
         if not (isinstance(result, tuple) and len(result) == 2):
             raise StructureError(

@@ -232,6 +232,12 @@ class TestComposition:
         assert np.allclose(ours[0], theirs[0])
         assert all(np.allclose(a, b) for a, b in zip(ours[1], theirs[1], strict=True))
 
+    def test_a_variable_can_be_the_loss(self):
+        v = ab.Param(3.0)
+        value, grads = transforms.value_and_grad(lambda v: v)(v)
+        assert value is v
+        assert float(grads[()]) == 1.0
+
     def test_holomorphic(self):
         grads = transforms.grad(lambda z: z * z, holomorphic=True)(1.0 + 2.0j)
         assert grads == 2.0 + 4.0j

@@ -424,6 +424,8 @@ class TestFailures:
 
         loud = Loud()
         transforms.jit(lambda m: m.v * 2)(loud)
+        with pytest.raises(ZeroDivisionError):
+            transforms.jit(lambda m: 1 / 0)(loud)
         gc.collect()
         assert fired == []
 
