@@ -18,14 +18,14 @@ from anabranch import _jax
 from anabranch.contextvars_ext import JitAwareContextVar
 from anabranch.errors import ContextTagError
 from anabranch.graph._build import build
-from anabranch.graph._delta import Write, commit
+from anabranch.graph._delta import Write, check_made_here, commit
 from anabranch.graph._filters import Filter
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._merge import leaves_of
 from anabranch.graph._split import snapshot, states
 from anabranch.graph._tokens import current_token
-from anabranch.graph._walk import Walk
+from anabranch.graph._walk import Contents, Walk
 
 
 class RefMap:
@@ -155,6 +155,16 @@ class SplitContext:
         self._outer = _outer(tag)
         self._refs = None if self._outer else _inner_refs(tag)
         self._walk = self._outer.walk if self._outer else Walk()
+        self._open = True
+
+    def close(self) -> None:
+        """Refuse further splits; called when the `with` block is left.
+
+        >>> import anabranch as ab
+        >>> with ab.update_context("t"), ab.split_context("t") as ctx:
+        ...     ctx.close()
+        """
+        self._open = False
 
     def split(self, node: Any, *filters: Filter) -> tuple[Any, ...]:
         """Split an object into `(graphdef, state, *more)`, as `anabranch.split` does.
@@ -165,6 +175,10 @@ class SplitContext:
         >>> len(params.leaves), len(rest.leaves)
         (1, 0)
         """
+        if not self._open:
+            raise ContextTagError(
+                f"this split context of tag {self._tag!r} was left: split inside of its `with` block"
+            )
         walk = self._walk
         base, first_leaf = len(walk.entries), len(walk.leaves)
         root = walk.edge(node)
@@ -176,6 +190,7 @@ class SplitContext:
         else:
             assert self._refs is not None
             origins = tuple([self._refs.index_of(obj) for obj in objects])
+            check_made_here([x for x, o in zip(objects, origins, strict=True) if o is None])
         entries: Any = tuple(walk.entries[base:])
         if first_leaf:
             entries, root = _renumber(entries, root, first_leaf)
@@ -260,17 +275,23 @@ class MergeContext:
         if origins is None:
             origins = range(base, base + len(graphdef.entries))
         outer = self._outer.refs.inverse()
-        existing = {
-            i: outer[o]
-            for i, (o, entry) in enumerate(zip(origins, graphdef.entries, strict=True))
-            if o is not None and entry.kind.identity
-        }
+        existing: dict[int, Any] = {}
+        expected: list[Contents] = []
+        for i, (o, entry) in enumerate(zip(origins, graphdef.entries, strict=True)):
+            if o is not None and entry.kind.identity:
+                if o not in outer:
+                    raise ContextTagError(
+                        "this graphdef was split in another update context, whose objects are "
+                        "not known here: merge it where it was split"
+                    )
+                existing[i] = outer[o]
+                expected.append(self._outer.walk.contents[o])
         built = build(graphdef.entries, leaves.__getitem__, known=self._objects, existing=existing)
         writes: list[Write] = []
         for i, obj in existing.items():
             _, cls, extra, keys, _ = graphdef.entries[i]
             writes.append(Write(obj, cls, (extra, keys, built.contents[i])))
-        commit(writes)
+        commit(writes, expected)
         self._objects = built.objects
         return built.resolve(graphdef.root)
 
@@ -288,7 +309,11 @@ def split_context(tag: Hashable) -> Generator[SplitContext]:
     >>> graphdef.num_leaves
     1
     """
-    yield SplitContext(tag)
+    context = SplitContext(tag)
+    try:
+        yield context
+    finally:
+        context.close()
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def diff(
         except (NodeTypeError, StaticValueError) as error:
             raise type(error)(f"{name(index)}{error}") from None
     root = walk.edge(result, "the return value", numbers=lanes)
-    _check_made_here(walk.objects)
+    check_made_here(walk.objects)
     new: tuple[Any, ...] = tuple(walk.entries)
     return Diff(Delta(tuple(entries), new, root, len(walk.leaves)), walk.leaves, walk.objects)
 
@@ -149,7 +149,7 @@ def _check_class(twin: Any, kind: Kind) -> None:
         raise NodeTypeError(f"the class of an object was set to {type(twin).__name__}")
 
 
-def _check_made_here(objects: Sequence[Any]) -> None:
+def check_made_here(objects: Sequence[Any]) -> None:
     """Raise for objects of an outer trace, which would come back as copies of themselves."""
     for obj in objects:
         kind = _classify.rule_of(obj)

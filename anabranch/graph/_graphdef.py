@@ -39,6 +39,15 @@ class Link(NamedTuple):
     key: Hashable
 
 
+def path_of(link: Link | None) -> Path:
+    """Return the keys of a path, first one first."""
+    keys: list[Hashable] = []
+    while link is not None:
+        keys.append(link.key)
+        link = link.above
+    return tuple(reversed(keys))
+
+
 class Visit(NamedTuple):
     """One edge of a table, reached along a path."""
 
@@ -52,12 +61,7 @@ class Visit(NamedTuple):
     @property
     def path(self) -> Path:
         """The keys from the root to the edge."""
-        keys: list[Hashable] = []
-        link = self.link
-        while link is not None:
-            keys.append(link.key)
-            link = link.above
-        return tuple(reversed(keys))
+        return path_of(self.link)
 
 
 class GraphDef:

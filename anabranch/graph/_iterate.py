@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from anabranch.graph._flatten import flatten
-from anabranch.graph._graphdef import Path
+from anabranch.graph._graphdef import Path, Visit
 
 
 def iter_nodes(node: Any) -> Iterator[tuple[Path, Any]]:
@@ -57,9 +57,9 @@ def find_aliases(node: Any) -> list[list[Path]]:
     [[('a',), ('b', 0)]]
     """
     flat = flatten(node)
-    paths: dict[int, list[Path]] = {}
+    visits: dict[int, list[Visit]] = {}
     for visit in flat.graphdef.visit():
         edge = visit.edge
         if type(edge) is int and edge >= 0 and flat.graphdef.entries[edge].kind.identity:
-            paths.setdefault(edge, []).append(visit.path)
-    return [found for found in paths.values() if len(found) > 1]
+            visits.setdefault(edge, []).append(visit)
+    return [[visit.path for visit in found] for found in visits.values() if len(found) > 1]

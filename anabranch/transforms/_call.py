@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -50,22 +49,14 @@ def flatten_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return flatten(Call(function, tuple(args), dict(kwargs)), numbers=True)
 
 
-@functools.lru_cache(maxsize=512)
-def _positions(function: Any) -> dict[str, int]:
+def positions(function: Callable[..., Any]) -> dict[str, int]:
+    """Return the position of each positional parameter of a function, by name."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return {}
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
-
-
-def positions(function: Callable[..., Any]) -> dict[str, int]:
-    """Return the position of each positional parameter of a function, by name."""
-    try:
-        return _positions(function)
-    except TypeError:  # a callable object that cannot be hashed
-        return _positions.__wrapped__(function)
 
 
 class Selection:

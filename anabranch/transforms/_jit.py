@@ -59,8 +59,8 @@ class ShardingGroups(OneGroup):
         return Assignment([self.shardings.index(spec.value) for spec in found_specs])
 
     def may_forward(self, leaf: int, group: int) -> bool:
-        """A leaf stays as it is only if no other sharding is asked for."""
-        return self.shardings[group] in (None, self._specs[leaf])
+        """A leaf stays as it is only if no sharding is asked for: it may come in another one."""
+        return self.shardings[group] is None
 
 
 def _as_sharding(value: Any, leaf: Any) -> Any:

@@ -19,7 +19,7 @@ from anabranch.graph._filters import (
     first_match,
     to_predicate,
 )
-from anabranch.graph._graphdef import Edge, Entry
+from anabranch.graph._graphdef import Edge, Entry, Link, path_of
 
 
 class FilterMap:
@@ -150,7 +150,7 @@ class Resolved(NamedTuple):
     leaves: dict[tuple[int, bool], Found]
     """By the number of a leaf, and whether it is a slot."""
 
-    nodes: dict[int, tuple[Any, Step | None, str, tuple[Hashable, ...]]]
+    nodes: dict[int, tuple[Any, Step | None, str, Link | None]]
     """By index: the specification, the way, the name of its start, and the path for filters."""
 
 
@@ -177,7 +177,7 @@ class Resolver:
         *,
         slot: bool = False,
         step: Step | None = None,
-        path: tuple[Hashable, ...] = (),
+        path: Link | None = None,
         variable: int = -1,
         skip_known: bool = False,
         forced: bool = False,
@@ -218,9 +218,9 @@ class Resolver:
             inside = (*above, edge) if isinstance(spec, FilterMap) and spec.by_path else ()
             for position in range(len(entry.edges) - 1, -1, -1):
                 key = entry.kind.path_key(entry.keys[position])
-                own = path if entry.kind is _kinds.VARIABLE else (*path, key)
+                own = path if entry.kind is _kinds.VARIABLE else Link(path, key)
                 if not isinstance(spec, FilterMap) and isinstance(below[position], FilterMap):
-                    own = ()  # filters see paths from where they were given
+                    own = None  # filters see paths from where they were given
                 pending.append(
                     (
                         entry.edges[position],
@@ -239,7 +239,7 @@ class Resolver:
         spec: Any,
         step: Step | None,
         name: str,
-        path: tuple[Hashable, ...],
+        path: Link | None,
         above: tuple[int, ...],
     ) -> bool:
         """Tell whether a node has to be walked under a specification."""
@@ -283,7 +283,7 @@ class Resolver:
         slot: bool,
         spec: Any,
         step: Step | None,
-        path: tuple[Hashable, ...],
+        path: Link | None,
         variable: int,
         name: str,
     ) -> None:
@@ -292,7 +292,7 @@ class Resolver:
         try:
             if isinstance(spec, FilterMap):
                 owner = self._world.variable(variable) if variable >= 0 else leaf
-                value = spec.resolve(path, owner)
+                value = spec.resolve(path_of(path), owner)
             elif is_container(spec):
                 raise StructureError(f"the specification is a {type(spec).__name__} for an array")
             value = self._normalise(value, leaf)
@@ -313,9 +313,7 @@ class Resolver:
 
 
 # the arguments of `Resolver.resolve`, and the nodes on the way whose filters look at paths
-_Pending: TypeAlias = (
-    "tuple[Edge, Any, Step | None, tuple[Hashable, ...], int, bool, tuple[int, ...]]"
-)
+_Pending: TypeAlias = "tuple[Edge, Any, Step | None, Link | None, int, bool, tuple[int, ...]]"
 _CONTAINERS = frozenset({_kinds.TUPLE, _kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.PYTREE})
 
 

@@ -224,3 +224,47 @@ class TestWhatComesBack:
         assert ab.equal(round_trip, m)
         round_trip.a.value = 7.0
         assert not ab.equal(round_trip, m)
+
+    def test_a_change_in_between_is_not_overwritten(self):
+        m = Foo()
+        with ab.update_context("t"):
+            with ab.split_context("t") as ctx:
+                parts = ctx.split(m)
+            m.extra = 1
+            with (
+                ab.merge_context("t") as ctx,
+                pytest.raises(ab.errors.ConcurrentWriteError, match="Foo"),
+            ):
+                ctx.merge(*parts)
+        assert m.extra == 1
+
+    def test_another_update_context_does_not_know_the_objects(self):
+        with ab.update_context("t"), ab.split_context("t") as ctx:
+            parts = ctx.split(Foo())
+        with (
+            ab.update_context("t"),
+            ab.merge_context("t") as ctx,
+            pytest.raises(ab.errors.ContextTagError, match="another update context"),
+        ):
+            ctx.merge(*parts)
+
+    def test_a_context_that_was_left_splits_nothing(self):
+        with ab.update_context("t"):
+            with ab.split_context("t") as ctx:
+                pass
+            with pytest.raises(ab.errors.ContextTagError, match="was left"):
+                ctx.split(Foo())
+
+    def test_an_outer_object_is_not_split_inside(self):
+        m = Foo()
+
+        @jax.jit
+        def f(graphdef, state):
+            with ab.split_context("t") as ctx:
+                return ctx.split(m)
+
+        with ab.update_context("t"):
+            with ab.split_context("t") as ctx:
+                parts = ctx.split(m)
+            with pytest.raises(ab.errors.CapturedWriteError, match="as a copy"):
+                f(*parts)

@@ -679,6 +679,15 @@ class TestMemory:
         gc.collect()
         assert ref() is None
 
+    def test_functions_are_collected_with_what_they_hold(self):
+        layer = Layer()
+        jitted = transforms.jit(functools.partial(lambda m, x: m.w * x, layer))
+        jitted(2.0)
+        refs = [weakref.ref(layer), weakref.ref(jitted)]
+        del layer, jitted
+        gc.collect()
+        assert [ref() for ref in refs] == [None, None]
+
     def test_a_chain_of_100_000_nodes_is_compiled(self):
         """C24."""
 
