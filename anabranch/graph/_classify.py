@@ -25,6 +25,7 @@ import jax.core
 import jax.tree_util as jtu
 import numpy as np
 
+from anabranch import _jax
 from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.graph import _kinds, _module
 from anabranch.graph._kinds import Kind
@@ -67,6 +68,7 @@ RULES: dict[type, Rule] = {
     **_kinds.EXACT,
     **dict.fromkeys((bool, int, float, complex), NUMBER),
     **dict.fromkeys(EXACT_BY_TYPE - {bool, int}, STATIC),
+    slice: STATIC,  # hashable from Python 3.12 on
     np.ndarray: LEAF,
     jax.ShapeDtypeStruct: LEAF,
 }
@@ -187,7 +189,8 @@ def _hidden_node(obj: Any) -> Any:
     elif isinstance(obj, BaseException):
         held = next((x for x in obj.args if isinstance(rule_of(x), Kind)), None)
     else:
-        return None
+        attributes = getattr(obj, "__dict__", None) or {}
+        held = next((x for x in attributes.values() if isinstance(x, (Variable, Module))), None)
     rule = STATIC if held is None else rule_of(held)
     return held if isinstance(rule, Kind) and rule.identity else None
 
@@ -198,6 +201,13 @@ def check_shareable(obj: Any) -> None:
     A static value that a traced function leaves behind is the same object for every later call.
     """
     cls: type = type(obj)
+    if isinstance(obj, types.FunctionType):
+        cells = [cell.cell_contents for cell in obj.__closure__ or () if cell != _EMPTY_CELL]
+        if any(map(_jax.is_tracer, cells)):
+            raise StaticValueError(
+                f"a function ({obj.__qualname__}) that closes over a traced array is left behind "
+                "by the traced function; return the array, or keep it in an attribute"
+            )
     if cls.__hash__ is not object.__hash__ or isinstance(obj, _FUNCTIONS):
         return
     if cls.__module__.partition(".")[0] in _STATIC_LIBRARIES and callable(obj):
@@ -209,6 +219,7 @@ def check_shareable(obj: Any) -> None:
     )
 
 
+_EMPTY_CELL = types.CellType()
 _STATEFUL: tuple[type, ...] = (
     np.random.Generator,
     np.random.BitGenerator,

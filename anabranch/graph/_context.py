@@ -80,8 +80,13 @@ class _UpdateContext:
     def __init__(self, tag: Hashable) -> None:
         self.tag = tag
         self.token = current_token()
+        self.start()
+
+    def start(self) -> None:
+        """Begin a round of the four steps: forget the objects of the last one."""
         self.refs = RefMap()
         self.walk = Walk()
+        self.ended = False
 
 
 _OPEN: JitAwareContextVar[dict[Hashable, _UpdateContext]] = JitAwareContextVar("update_context")
@@ -153,6 +158,8 @@ class SplitContext:
     def __init__(self, tag: Hashable) -> None:
         self._tag = tag
         self._outer = _outer(tag)
+        if self._outer is not None and self._outer.ended:
+            self._outer.start()
         self._refs = None if self._outer else _inner_refs(tag)
         self._walk = self._outer.walk if self._outer else Walk()
         self._open = True
@@ -292,6 +299,7 @@ class MergeContext:
             _, cls, extra, keys, _ = graphdef.entries[i]
             writes.append(Write(obj, cls, (extra, keys, built.contents[i])))
         commit(writes, expected)
+        self._outer.ended = True
         self._objects = built.objects
         return built.resolve(graphdef.root)
 

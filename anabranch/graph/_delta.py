@@ -24,7 +24,6 @@ from anabranch.graph._build import Built, build
 from anabranch.graph._classify import OPAQUE, STATIC, UNKNOWN
 from anabranch.graph._flatten import Flat, is_same, namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
-from anabranch.graph._kinds import Kind
 from anabranch.graph._static import EXACT_BY_TYPE
 from anabranch.graph._tokens import owns
 from anabranch.graph._walk import Contents, Walk
@@ -129,8 +128,12 @@ def _changes(graphdef: GraphDef, built: Built) -> list[tuple[int, Contents]]:
             contents = kind.open(twin)
             same_class = type(twin) is cls
             if not (same_class and is_same(contents, (extra, keys, built.contents[index]))):
-                if not same_class:
-                    _check_class(twin, kind)
+                if not same_class and _classify.rule_of(twin) is not kind:
+                    raise NodeTypeError(
+                        f"{namer(graphdef)(index)}: its class was set to {type(twin).__name__}, "
+                        f"whose objects are no nodes like those of {cls.__name__}: decorate the "
+                        "class with `@graph.node`"
+                    )
                 found.append((index, contents))
         elif kind in _MUTABLE_VALUES:
             contents = kind.open(built.objects[index])
@@ -142,11 +145,6 @@ def _changes(graphdef: GraphDef, built: Built) -> list[tuple[int, Contents]]:
                     "`@graph.node` if its objects have identity"
                 )
     return found
-
-
-def _check_class(twin: Any, kind: Kind) -> None:
-    if _classify.rule_of(twin) is not kind:
-        raise NodeTypeError(f"the class of an object was set to {type(twin).__name__}")
 
 
 def check_made_here(objects: Sequence[Any]) -> None:

@@ -37,6 +37,12 @@ class Link(NamedTuple):
 
     above: Link | None
     key: Hashable
+    depth: int  # the number of keys
+
+
+def link_to(above: Link | None, key: Hashable) -> Link:
+    """Return a path that is longer by one key."""
+    return Link(above, key, 1 if above is None else above.depth + 1)
 
 
 def path_of(link: Link | None) -> Path:
@@ -46,6 +52,27 @@ def path_of(link: Link | None) -> Path:
         keys.append(link.key)
         link = link.above
     return tuple(reversed(keys))
+
+
+class Paths:
+    """Give paths as tuples, fast for visits in the order of a walk: only what differs is redone."""
+
+    def __init__(self) -> None:
+        self._keys: list[Hashable] = []
+        self._links: list[Link] = []
+
+    def of(self, link: Link | None) -> Path:
+        """Return the keys of a path, first one first."""
+        new: list[Link] = []
+        links = self._links
+        while link is not None and not (link.depth <= len(links) and links[link.depth - 1] is link):
+            new.append(link)
+            link = link.above
+        depth = 0 if link is None else link.depth
+        del links[depth:], self._keys[depth:]
+        links.extend(reversed(new))
+        self._keys.extend([x.key for x in reversed(new)])
+        return tuple(self._keys)
 
 
 class Visit(NamedTuple):
@@ -215,7 +242,7 @@ class GraphDef:
             yield Visit(link, index, 0, edges[0], True, index)
             return
         for position, (key, edge) in enumerate(zip(keys, edges, strict=True)):
-            yield Visit(Link(link, kind.path_key(key)), index, position, edge, True, variable)
+            yield Visit(link_to(link, kind.path_key(key)), index, position, edge, True, variable)
 
 
 _INTERNED: weakref.WeakValueDictionary[Any, GraphDef] = weakref.WeakValueDictionary()

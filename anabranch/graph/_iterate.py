@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from anabranch.graph._flatten import flatten
-from anabranch.graph._graphdef import Path, Visit
+from anabranch.graph._graphdef import Path, Paths, Visit
 
 
 def iter_nodes(node: Any) -> Iterator[tuple[Path, Any]]:
@@ -20,12 +20,13 @@ def iter_nodes(node: Any) -> Iterator[tuple[Path, Any]]:
     [(), ('a',), ('a', 0)]
     """
     flat = flatten(node)
+    paths = Paths()
     for visit in flat.graphdef.visit():
         edge = visit.edge
         if type(edge) is not int or edge < 0 or not visit.first:
             continue
         if flat.graphdef.entries[edge].kind.identity:
-            yield visit.path, flat.objects[edge]
+            yield paths.of(visit.link), flat.objects[edge]
 
 
 def iter_children(node: Any) -> Iterator[tuple[Hashable, Any]]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from anabranch.graph._build import build
 from anabranch.graph._flatten import flatten
-from anabranch.graph._graphdef import Path
+from anabranch.graph._graphdef import Path, Paths
 from anabranch.graph._split import snapshot
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ def recursive_map(function: Callable[[Path, Any], Any], node: Any) -> Any:
     def resolve(edge: Any) -> Any:
         return replaced[edge] if type(edge) is int and edge >= 0 else built.resolve(edge)
 
+    paths = Paths()
     for visit in graphdef.postorder():
         index: Any = visit.edge
         kind, cls, extra, keys, edges = graphdef.entries[index]
@@ -60,5 +61,5 @@ def recursive_map(function: Callable[[Path, Any], Any], node: Any) -> Any:
             replaced[index] = kind.build(cls, extra, keys, values)
             continue
         kind.fill(built.objects[index], extra, keys, values)
-        replaced[index] = function(visit.path, built.objects[index])
+        replaced[index] = function(paths.of(visit.link), built.objects[index])
     return resolve(graphdef.root)

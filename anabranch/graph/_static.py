@@ -20,6 +20,7 @@ Encoded: TypeAlias = "tuple[Any, ...]"
 
 HASHED, FLOAT, COMPLEX, SCALAR, TUPLE, FROZENSET = "hashed", "float", "complex", "np", "()", "{}"
 LOCATED = "at"  # made by the walk: the static value at a place of the caller's objects
+SLICE = "slice"
 OPAQUE = "opaque"  # made by the walk: an object that is compared by identity and contents
 
 # `1 == True` but their types differ; these types need no more than a type tag.
@@ -47,6 +48,8 @@ def encode(value: Any) -> Encoded:
         return (TUPLE, cls, tuple([encode(x) for x in value]))
     if cls is frozenset:
         return (FROZENSET, cls, frozenset([encode(x) for x in value]))
+    if cls is slice:
+        return (SLICE, cls, (encode(value.start), encode(value.stop), encode(value.step)))
     if isinstance(value, tuple(HOLDERS)):
         raise StaticValueError(
             f"a {cls.__qualname__} is part of a static value here (a key, an element of a "
@@ -61,6 +64,8 @@ def encode(value: Any) -> Encoded:
             "hold an array, a node (a Module, a list, a dict, a class decorated with "
             "`@graph.node`) or a hashable value instead"
         ) from None
+    if cls.__module__ == "decimal":
+        return (HASHED, cls, value, str(value))  # 1 and 1.0 are equal, and are written differently
     return (HASHED, cls, value)
 
 
@@ -70,6 +75,7 @@ _DECODERS: dict[str, Callable[[Encoded], Any]] = {
     COMPLEX: lambda e: complex(*_PACK_COMPLEX.unpack(e[2])),
     SCALAR: lambda e: np.frombuffer(e[3], dtype=e[2])[0],
     TUPLE: lambda e: tuple([decode(x) for x in e[2]]),
+    SLICE: lambda e: slice(*[decode(x) for x in e[2]]),
     FROZENSET: lambda e: frozenset([decode(x) for x in e[2]]),
     OPAQUE: lambda e: e[2].obj,
 }

@@ -58,6 +58,11 @@ class Variable:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if vars(cls).get("__slots__"):
+            raise TypeError(
+                f"{cls.__name__} declares slots, but a Variable holds its value and metadata "
+                "only: use metadata, or hold the Variable in a Module"
+            )
         _register_with_jax(cls)
 
     def __init__(self, value: Any, **metadata: Any) -> None:

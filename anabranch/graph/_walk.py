@@ -191,7 +191,9 @@ class Walk:
 
     def _leaf(self, x: Any) -> int:
         leaves = self.leaves
-        if type(x) is np.ndarray and x.dtype.kind not in _LEAF_DTYPES:
+        if type(x) is np.ndarray and (
+            x.dtype.kind not in _LEAF_DTYPES or x.dtype.type is np.void  # not bfloat16 and such
+        ):
             raise NodeTypeError(
                 f"a numpy array of dtype {x.dtype} cannot be traced; hold numbers, or a tuple "
                 "of static values"

@@ -177,7 +177,8 @@ def _equal_lanes(stacked: Sequence[Any], names: Sequence[str]) -> list[Any]:
 def _all_equal(x: Any) -> bool:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
-    same = x == x[:1]
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        same |= jnp.isnan(x) & jnp.isnan(x[:1])
-    return bool(same.all())
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return _all_equal(x.real) and _all_equal(x.imag)
+    if jnp.issubdtype(x.dtype, jnp.floating):  # by bits: 0.0 and -0.0 differ, NaN equals itself
+        x = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    return bool((x == x[:1]).all())

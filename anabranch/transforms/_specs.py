@@ -19,7 +19,7 @@ from anabranch.graph._filters import (
     first_match,
     to_predicate,
 )
-from anabranch.graph._graphdef import Edge, Entry, Link, path_of
+from anabranch.graph._graphdef import Edge, Entry, Link, link_to, path_of
 
 
 class FilterMap:
@@ -153,6 +153,9 @@ class Resolved(NamedTuple):
     nodes: dict[int, tuple[Any, Step | None, str, Link | None]]
     """By index: the specification, the way, the name of its start, and the path for filters."""
 
+    again: dict[int, list[tuple[Any, Step | None, str, Link | None]]]
+    """By index, the same for other specifications under which an object was reached again."""
+
 
 class Resolver:
     """Resolve specifications to one value per leaf, and check that aliases agree.
@@ -165,7 +168,7 @@ class Resolver:
     def __init__(self, world: World, normalise: Callable[[Any, Any], Any]) -> None:
         self._world = world
         self._normalise = normalise
-        self.found = Resolved({}, {})
+        self.found = Resolved({}, {}, {})
         self._seen: set[tuple[int, int]] = set()
         self._keep: list[Any] = []  # specifications, so that their ids stay theirs
 
@@ -218,7 +221,7 @@ class Resolver:
             inside = (*above, edge) if isinstance(spec, FilterMap) and spec.by_path else ()
             for position in range(len(entry.edges) - 1, -1, -1):
                 key = entry.kind.path_key(entry.keys[position])
-                own = path if entry.kind is _kinds.VARIABLE else Link(path, key)
+                own = path if entry.kind is _kinds.VARIABLE else link_to(path, key)
                 if not isinstance(spec, FilterMap) and isinstance(below[position], FilterMap):
                     own = None  # filters see paths from where they were given
                 pending.append(
@@ -243,7 +246,10 @@ class Resolver:
         above: tuple[int, ...],
     ) -> bool:
         """Tell whether a node has to be walked under a specification."""
-        self.found.nodes.setdefault(index, (spec, step, name, path))
+        found = (spec, step, name, path)
+        if self.found.nodes.setdefault(index, found) is not found:
+            if self.found.nodes[index][0] is not spec:
+                self.found.again.setdefault(index, []).append(found)
         key = (index, id(spec))
         if key not in self._seen:
             self._seen.add(key)

@@ -94,8 +94,8 @@ def resolve_outputs(
     resolver.found.leaves.update(inputs.leaves)
     resolver.found.nodes.update(inputs.nodes)
     for index in changed:
-        spec, step, name, path = inputs.nodes[index]
-        resolver.resolve(index, spec, name, step=step, path=path, skip_known=True, forced=True)
+        for spec, step, name, path in (inputs.nodes[index], *inputs.again.get(index, ())):
+            resolver.resolve(index, spec, name, step=step, path=path, skip_known=True, forced=True)
     absent = result is ABSENT
     resolver.resolve(
         found.delta.root,

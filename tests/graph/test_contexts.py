@@ -238,6 +238,28 @@ class TestWhatComesBack:
                 ctx.merge(*parts)
         assert m.extra == 1
 
+    def test_several_rounds_in_one_context(self):
+        traces = []
+
+        @jax.jit
+        def step(graphdef, state):
+            traces.append(1)
+            with ab.merge_context("t") as ctx:
+                twin = ctx.merge(graphdef, state)
+            twin.a.value = twin.a + 1
+            with ab.split_context("t") as ctx:
+                return ctx.split(twin)
+
+        m = Foo()
+        with ab.update_context("t"):
+            for _ in range(3):
+                with ab.split_context("t") as ctx:
+                    parts = ctx.split(m)
+                with ab.merge_context("t") as ctx:
+                    assert ctx.merge(*step(*parts)) is m
+        assert float(m.a.value) == 4.0
+        assert len(traces) == 1
+
     def test_another_update_context_does_not_know_the_objects(self):
         with ab.update_context("t"), ab.split_context("t") as ctx:
             parts = ctx.split(Foo())

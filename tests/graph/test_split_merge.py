@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import decimal
 import enum
 import functools
 import gc
@@ -243,6 +244,8 @@ class TestStaticValues:
             (np.float32(1), np.float64(1)),
             ("1", b"1"),
             (1j, 1.0),
+            (slice(1), slice(True)),
+            (decimal.Decimal("1"), decimal.Decimal("1.0")),
             (jnp.float32, jnp.float64),
             (len, max),
         ],
@@ -312,6 +315,17 @@ class TestRefusals:
         for value in (frozenset({v}), {(1, v): 2}):
             with pytest.raises(ab.errors.AnabranchError, match=r"\[0\].*cannot be tracked"):
                 ab.split({"inner": [value]})
+
+    def test_values_that_hold_nodes_on_the_side(self):
+        class Number(int):
+            pass
+
+        number = Number(3)
+        number.v = ab.Param(1.0)
+        self.check(number, "tracked")
+
+    def test_structured_arrays(self):
+        self.check(np.zeros(2, [("a", "f4")]), "dtype")
 
     def test_generators_of_random_numbers(self):
         self.check(np.random.default_rng(0), "state")

@@ -264,6 +264,23 @@ class TestStatics:
             with pytest.raises((ab.errors.StaticValueError, ab.errors.NodeTypeError)):
                 transforms.jit(lambda make=make: make())()
 
+    def test_functions_that_close_over_tracers_cannot_be_left_behind(self):
+        def f(m):
+            traced = m.w * 2
+            m.late = lambda: traced
+
+        layer = Layer()
+        with pytest.raises(ab.errors.StaticValueError, match="closes over"):
+            transforms.jit(f)(layer)
+        assert not hasattr(layer, "late")
+
+    def test_variables_inside_variables_are_refused_at_once(self):
+        v = ab.Param(jnp.ones(2))
+        for wrong in (lambda v: [ab.Param(v.value)], lambda v: "text", lambda v: {"a": "text"}):
+            with pytest.raises(ab.errors.NodeTypeError, match="inside the value"):
+                transforms.jit(lambda v, wrong=wrong: setattr(v, "value", wrong(v)))(v)
+        assert v.value.tolist() == [1.0, 1.0]
+
     def test_mutable_ones_cannot_be_created(self):
         class Thing:
             def __init__(self):

@@ -132,6 +132,12 @@ class TestBoth:
             2.0 * i for i in range(LANES)
         ]
 
+    def test_what_is_added_to_an_object_with_two_axes_is_refused(self, lanes):
+        items = []
+        with pytest.raises(ab.errors.AliasError, match=r"args\[0\]\[0\].*args\[1\]\[0\]"):
+            lanes(lambda a, b, x: a.append(x), in_axes=(0, None, 0))(items, items, jnp.ones(LANES))
+        assert items == []
+
     def test_layout_is_kept_along_other_axes(self, lanes):
         v = ab.Param(jnp.arange(3.0 * LANES).reshape(3, LANES))
 
@@ -307,6 +313,12 @@ class TestPmap:
             lambda x, n: x * n, static_broadcasted_argnums=1, in_axes=(0, None)
         )
         assert mapped(jnp.ones(LANES), 3).tolist() == [3.0] * LANES
+
+    def test_zeros_of_two_signs_are_different(self):
+        v = ab.Variable(jnp.zeros(()))
+        x = jnp.array([0.0, -0.0] * (LANES // 2))
+        with pytest.raises(ab.errors.BroadcastWriteError, match=r"args\[0\]"):
+            transforms.pmap(lambda v, x: setattr(v, "value", x), in_axes=(None, 0))(v, x)
 
     def test_equal_nans_are_equal(self):
         v = ab.Variable(jnp.zeros(()))
