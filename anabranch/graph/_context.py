@@ -184,7 +184,7 @@ class SplitContext:
         """
         if not self._open:
             raise ContextTagError(
-                f"this split context of tag {self._tag!r} was left: split inside of its `with` block"
+                f"this split context of tag {self._tag!r} was left: split inside its `with` block"
             )
         walk = self._walk
         base, first_leaf = len(walk.entries), len(walk.leaves)

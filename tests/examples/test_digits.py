@@ -25,8 +25,6 @@ def _load():
     return module
 
 
-for extra in ("matplotlib", "optax", "rich", "sklearn"):  # the script exits without them
-    pytest.importorskip(extra)
 digits = _load()
 
 
