@@ -7,29 +7,22 @@ summed gradient, in the first argument that reaches it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Unpack, cast, overload
+from typing import Any, ParamSpec, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anabranch.errors import FilterError, StructureError, bounded
-from anabranch.graph import _kinds
-from anabranch.graph._filters import to_predicate
-from anabranch.graph._flatten import Flat
-from anabranch.graph._graphdef import Visit
-from anabranch.graph._leaf_info import LeafInfo, LeafInfos, path_text
-from anabranch.graph._state import State
-from anabranch.graph._variable import Param, Variable
+from anabranch.errors import StructureError
+from anabranch.graph._variable import Variable
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
 from anabranch.transforms._call import flatten_call
+from anabranch.transforms._differentiated import Differentiated, listed
 from anabranch.transforms._options import GradOptions
 from anabranch.transforms._specs import DiffState
 from anabranch.transforms._wrap import wrap
 
 P = ParamSpec("P")
-
-_OBJECTS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
 
 
 @overload
@@ -83,33 +76,27 @@ def value_and_grad(
         return lambda f: value_and_grad(
             f, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
-    single = not isinstance(argnums, (tuple, list)) or isinstance(argnums, DiffState)
-    chosen = tuple(cast("Sequence[int | DiffState]", (argnums,) if single else argnums))
+    single, chosen = listed(argnums)
 
     def pick_loss(result: Any) -> Any:
         return _loss(result, has_aux=has_aux)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)
-        parts = _differentiated(flat, chosen, len(args), allow_int=allow_int)
-        numbers = [number for part in parts for number in part.infos]
+        parts = Differentiated(flat, chosen, len(args), allow_int=allow_int)
 
-        def run(diff: list[Any], leaves: list[Any]) -> Any:
-            leaves = list(leaves)
-            for number, leaf in zip(numbers, diff, strict=True):
-                leaves[number] = leaf
-            inside = run_inside(flat.graphdef, leaves, ONE_GROUP, pick_loss)
+        def run(inputs: list[Any], leaves: list[Any]) -> Any:
+            full = parts.insert(leaves, inputs)
+            inside = run_inside(flat.graphdef, full, ONE_GROUP, pick_loss)
             return inside.picked, (inside.report, inside.groups)
 
         leaves = array_leaves(flat.leaves)
-        diff = [_as_inexact(leaves[number]) for number in numbers]
         differentiate = jax.value_and_grad(
             run, has_aux=True, holomorphic=holomorphic, allow_int=allow_int
         )
-        (_, (report, groups)), gradients = differentiate(diff, leaves)
+        (_, (report, groups)), gradients = differentiate(parts.inputs(leaves), leaves)
         result = finish(flat, report, groups)
-        by_number = dict(zip(numbers, gradients, strict=True))
-        found = tuple([part.gradient(by_number) for part in parts])
+        found = parts.derivatives(gradients)
         return result, found[0] if single else found
 
     return wrap(call, function)
