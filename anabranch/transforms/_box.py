@@ -12,6 +12,7 @@ without leaves, so that JAX brings it back from a cached compiled call for nothi
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -117,6 +118,7 @@ def run_inside(
     leaves: Sequence[Any],
     grouping: Grouping,
     pick: Callable[[Any], Any] | None = None,
+    call: Callable[[Any], Any] = operator.methodcaller("run"),
 ) -> Inside:
     """Steps 2 and 3: call the function on twins, and report what it did.
 
@@ -126,10 +128,11 @@ def run_inside(
         grouping: which group each leaf that comes out belongs to.
         pick: from what the function returned, twins among it, to what an adapter needs of it
             inside; afterwards the twins are spent.
+        call: from the twin of the `Call` to its result, for calls of several functions.
     """
     built = build(graphdef.entries, leaves.__getitem__)
     try:
-        result = built.resolve(graphdef.root).run()
+        result = call(built.resolve(graphdef.root))
         found = diff(graphdef, built, result, lanes=grouping.lanes)
         picked = None if pick is None else pick(result)
         return Inside(*_report(graphdef, leaves, grouping, built, found), picked)
