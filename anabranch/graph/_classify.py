@@ -40,6 +40,10 @@ class Leaf:
     """An array: what is traced."""
 
 
+class Mutable:
+    """A `jax.Ref`: traced too, but passed once, however often it is reached."""
+
+
 class Number:
     """A Python number or numpy scalar: traced in some places, static in others."""
 
@@ -58,11 +62,12 @@ class Unknown:
 
 HOLDERS.extend([Variable, Module])
 LEAF: Final = Leaf()
+REF: Final = Mutable()
 NUMBER: Final = Number()
 STATIC: Final = Static()
 OPAQUE: Final = Opaque()
 UNKNOWN: Final = Unknown()
-Rule: TypeAlias = "Kind | Leaf | Number | Static | Opaque | Unknown"
+Rule: TypeAlias = "Kind | Leaf | Mutable | Number | Static | Opaque | Unknown"
 
 RULES: dict[type, Rule] = {
     **_kinds.EXACT,
@@ -109,7 +114,9 @@ def _classify(cls: type, obj: Any) -> Rule:
         rule = resolve(cls)
         if rule is not None:
             return rule
-    if isinstance(obj, (jax.Array, jax.core.Tracer)) or is_ref(obj):
+    if _is_ref(obj):
+        return REF
+    if isinstance(obj, (jax.Array, jax.core.Tracer)):
         return LEAF
     if issubclass(cls, np.generic):
         return NUMBER if issubclass(cls, (np.number, np.bool_)) else STATIC
@@ -129,7 +136,7 @@ def _classify(cls: type, obj: Any) -> Rule:
     return UNKNOWN
 
 
-def is_ref(obj: Any) -> bool:
+def _is_ref(obj: Any) -> bool:
     ref: Any = getattr(jax, "Ref", None)
     return ref is not None and isinstance(obj, ref)
 

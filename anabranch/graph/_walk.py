@@ -14,12 +14,13 @@ import numpy as np
 
 from anabranch.errors import NodeTypeError, StaticValueError, bounded
 from anabranch.graph import _classify, _kinds, _static
-from anabranch.graph._classify import LEAF, NUMBER, OPAQUE, RULES, STATIC, UNKNOWN
+from anabranch.graph._classify import LEAF, NUMBER, OPAQUE, REF, RULES, STATIC, UNKNOWN
 from anabranch.graph._graphdef import Edge, Entry
 from anabranch.graph._kinds import Kind
 
 Contents: TypeAlias = "tuple[Any, Sequence[Any], Sequence[Any]]"
 
+VARIABLE = _kinds.VARIABLE
 _LEAF_DTYPES = frozenset("biufcV")
 
 
@@ -154,6 +155,8 @@ class Walk:
                 rule = _classify.rule_of(x)
             if rule is LEAF:
                 edges.append(self._leaf(x))
+            elif rule is VARIABLE and rules.get(type(x._value)) is LEAF:
+                edges.append(ids[id(x)] if id(x) in ids else self._variable(x, cls, frame))
             elif isinstance(rule, Kind):
                 if rule.identity or self.base:
                     index = ids.get(id(x))
@@ -164,6 +167,8 @@ class Walk:
                     edges.append(_static.encode(x))
                     continue
                 return self._open(frame, x, cls, rule)
+            elif rule is REF:
+                edges.append(self._ref(x))
             elif rule is NUMBER and frame.numbers:
                 edges.append(self._leaf(x))
             else:
@@ -189,6 +194,19 @@ class Walk:
         parent.edges.append(index)
         return _Frame(index, kind, cls, contents, numbers=numbers, variable=variable)
 
+    def _variable(self, x: Any, cls: Any, parent: _Frame) -> int:
+        """Encode a Variable that holds one array: the common case, without a frame."""
+        if parent.variable is not None:
+            self._open(parent, x, cls, VARIABLE)  # raises
+        contents = VARIABLE.open(x)
+        edges = (self._leaf(x._value),)
+        index = self.base + len(self.entries)
+        self.ids[id(x)] = index
+        self.objects.append(x)
+        self.contents.append(contents)
+        self.entries.append(Entry(VARIABLE, cls, contents[0], contents[1], edges))
+        return index
+
     def _leaf(self, x: Any) -> int:
         leaves = self.leaves
         if type(x) is np.ndarray and (
@@ -198,12 +216,15 @@ class Walk:
                 f"a numpy array of dtype {x.dtype} cannot be traced; hold numbers, or a tuple "
                 "of static values"
             )
-        if _classify.is_ref(x):  # a mutable array is passed once, however often it is reached
-            known = self._refs.setdefault(id(x), len(leaves))
-            if known < len(leaves):
-                return ~known
         leaves.append(x)
         return ~(len(leaves) - 1)
+
+    def _ref(self, x: Any) -> int:
+        """Return the leaf of a mutable array, which is passed once."""
+        known = self._refs.setdefault(id(x), len(self.leaves))
+        if known == len(self.leaves):
+            self.leaves.append(x)
+        return ~known
 
     def _static(self, x: Any, rule: Any, frame: _Frame) -> Edge:
         if self._located is not None and type(x) not in _static.EXACT_BY_TYPE:

@@ -1,0 +1,151 @@
+"""Recorded values: what `sow` and `perturb` do where somebody captures, and nothing elsewhere.
+
+Whoever captures gives every Module an attribute that holds a `Records`. It is part of the structure,
+so that a compiled function that was traced without it is not used with it; and what is
+recorded is a new Variable on a known object, which every transform brings out as such.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anabranch.errors import StructureError
+from anabranch.graph._module import Module, attributes_of
+from anabranch.graph._variable import Intermediate, Perturbation, Variable
+
+T = TypeVar("T")
+
+ATTRIBUTE = "_ab_records"
+"""The attribute of a Module under which its Records are."""
+
+
+class Records(Module):
+    """What is recorded on one Module: attributes `name/0`, `name/1`, ... and `name/`.
+
+    Attributes:
+        kinds: the kinds of Variables that are recorded.
+        given: whether perturbations were given, so that none are made.
+        outer: the Records of a capture around.
+    """
+
+    def __init__(self, kinds: tuple[type, ...], outer: Records | None, *, given: bool) -> None:
+        self.kinds, self.outer, self.given = kinds, outer, given
+
+    def recorded(self) -> list[tuple[str, Variable]]:
+        """Return what was recorded, by key."""
+        return [(key, v) for key, v in attributes_of(self).items() if isinstance(v, Variable)]
+
+
+def records_of(module: Any) -> Records | None:
+    """Return the Records of an object, None if nobody captures."""
+    if isinstance(module, Module):
+        return attributes_of(module).get(ATTRIBUTE)
+    return getattr(module, "__dict__", {}).get(ATTRIBUTE)
+
+
+def _recording(module: Any, kind: type) -> Records | None:
+    records = records_of(module)
+    while records is not None and not issubclass(kind, records.kinds):
+        records = records.outer
+    return records
+
+
+def _check(module: Any, name: Any, action: str) -> None:
+    if not isinstance(name, str) or "/" in name:
+        raise ValueError(f"{action}: the name is a string without '/', not {name!r}")
+    if not hasattr(module, "__dict__"):
+        raise TypeError(
+            f"{action}: values are recorded on Modules and other objects with attributes, not on a "
+            f"{type(module).__name__}"
+        )
+
+
+def sow(module: Any, name: str, value: Any, *, kind: type[Variable] = Intermediate) -> None:
+    """Record a value under a name, if somebody captures values of this kind; see `capture`.
+
+    A name can be used again: each value is recorded.
+
+    Arguments:
+        module: the Module that the value belongs to.
+        name: of the value.
+        value: an array, or a pytree of arrays.
+        kind: the kind of Variable that it is recorded as.
+
+    Raises:
+        TypeError: values cannot be recorded on this object.
+        ValueError: the name is no string, or contains a slash.
+
+    >>> import anabranch as ab
+    >>> class Double(ab.Module):
+    ...     def __call__(self, x):
+    ...         ab.sow(self, "input", x)
+    ...         return 2 * x
+    >>> model = Double()
+    >>> model(3)
+    6
+    >>> out, state = ab.capture(model)(3)
+    >>> state.flat()
+    {('input', 0): 3}
+    """
+    _check(module, name, "sow")
+    records = _recording(module, kind)
+    if records is not None:
+        count = sum(key.startswith(f"{name}/") for key in attributes_of(records))
+        value = value.value if isinstance(value, Variable) else value
+        setattr(records, f"{name}/{count}", kind(value))
+
+
+def perturb(module: Any, name: str, value: T, *, kind: type[Variable] = Perturbation) -> T:
+    """Add a perturbation to a value, to take gradients with respect to it; see `capture`.
+
+    Capturing the kind `Perturbation` makes the perturbations, which are zero. Where they are given
+    back (`capture(f, init=...)`), they are added. Otherwise the value is returned as it is. A
+    name that is used again has one perturbation, so that its gradients are summed.
+
+    Arguments:
+        module: the Module that the value belongs to.
+        name: of the value.
+        value: an array, or a pytree of arrays.
+        kind: the kind of Variable of the perturbation.
+
+    Returns:
+        The value, perturbed.
+
+    Raises:
+        StructureError: the perturbation that was given has another shape.
+        TypeError: values cannot be recorded on this object.
+        ValueError: the name is no string, or contains a slash.
+
+    >>> import anabranch as ab
+    >>> class Square(ab.Module):
+    ...     def __call__(self, x):
+    ...         return ab.perturb(self, "input", x) ** 2
+    >>> square = Square()
+    >>> _, zeros = ab.capture(square, ab.Perturbation)(3.0)
+    >>> grads = ab.grad(lambda p: ab.capture(square, init=p)(3.0)[0])(zeros)
+    >>> float(grads["input"])
+    6.0
+    """
+    _check(module, name, "perturb")
+    records = _recording(module, kind)
+    if records is None:
+        return value
+    known = attributes_of(records).get(f"{name}/")
+    if known is None:
+        if not records.given:
+            setattr(records, f"{name}/", kind(jax.tree.map(jnp.zeros_like, value)))
+        return value
+    return jax.tree.map(lambda x, p: _add(name, x, p), value, known.value)
+
+
+def _add(name: str, x: Any, p: Any) -> Any:
+    if np.shape(x) != np.shape(p):
+        raise StructureError(
+            f"perturb: the value {name!r} has the shape {np.shape(x)}, but its perturbation "
+            f"{np.shape(p)}; perturbations are made by `capture(f, Perturbation)` for the same call"
+        )
+    return x + p
