@@ -1,7 +1,7 @@
 """Recorded values: what `sow` and `perturb` do where somebody captures, and nothing elsewhere.
 
-Whoever captures gives every Module an attribute that holds a `Records`. It is part of the structure,
-so that a compiled function that was traced without it is not used with it; and what is
+Whoever captures gives every Module an attribute that holds a `Records`. It is part of the
+structure, so that a compiled function that was traced without it is not used with it; and what is
 recorded is a new Variable on a known object, which every transform brings out as such.
 """
 

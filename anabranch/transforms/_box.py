@@ -60,6 +60,9 @@ class Assignment(NamedTuple):
     check: Callable[[list[Any], list[int]], list[Any]] | None = None
     """From the outputs, and the slot that each one comes from, to the outputs."""
 
+    delta: Delta | None = None
+    """The delta as it is outside, if that is another one."""
+
 
 class Grouping(Protocol):
     """How the leaves that come out are grouped."""
@@ -144,7 +147,7 @@ def run_inside(
 def _report(
     graphdef: GraphDef, leaves: Sequence[Any], grouping: Grouping, built: Built, found: Diff
 ) -> tuple[Report, tuple[list[Any], ...]]:
-    groups, check = grouping.assign(graphdef, built, found, leaves)
+    groups, check, delta = grouping.assign(graphdef, built, found, leaves)
     outputs = _Outputs(found.slots, groups, grouping, leaves)
     values = outputs.values
     if check is not None:
@@ -155,7 +158,7 @@ def _report(
     for at in order:
         lists[outputs.groups[at]].append(values[at])
     sources = tuple([s if s >= 0 else ~rank[~s] for s in outputs.sources])
-    return Report(found.delta, sources), lists
+    return Report(found.delta if delta is None else delta, sources), lists
 
 
 class _Outputs:
@@ -187,10 +190,23 @@ class _Outputs:
             self.sources.append(~at)
 
 
-def finish(flat: Flat, report: Report, groups: Sequence[Sequence[Any]]) -> Any:
-    """Step 4: write to the caller's objects, all or nothing, and return the result."""
+def finish(
+    flat: Flat,
+    report: Report,
+    groups: Sequence[Sequence[Any]],
+    leaves: Sequence[Any] | None = None,
+) -> Any:
+    """Step 4: write to the caller's objects, all or nothing, and return the result.
+
+    Arguments:
+        flat: the call.
+        report: what the function did.
+        groups: the outputs.
+        leaves: what leaves stand for that are forwarded, if not for those of the call.
+    """
     outputs = [value for group in groups for value in group]
-    leaves, sources = flat.leaves, report.sources
+    sources = report.sources
+    leaves = flat.leaves if leaves is None else leaves
 
     def slot(i: int) -> Any:
         source = sources[i]

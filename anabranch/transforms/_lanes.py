@@ -1,4 +1,4 @@
-"""What vmap and pmap share: axes per leaf, sizes, and the groups of what comes out."""
+"""What vmap and pmap share: axes per leaf, sizes, random streams, groups of what comes out."""
 
 from __future__ import annotations
 
@@ -7,44 +7,110 @@ from typing import Any
 
 import numpy as np
 
-from anabranch.errors import SharedStreamError, StructureError, bounded, first_few
+from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph._build import Built
 from anabranch.graph._delta import Diff
-from anabranch.graph._flatten import Flat, namer
-from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._variable import RngCount
-from anabranch.transforms._box import Assignment
+from anabranch.graph._flatten import Flat
+from anabranch.graph._graphdef import Entry, GraphDef
+from anabranch.graph._recording import Records
+from anabranch.graph._variable import Perturbation
+from anabranch.transforms._box import Assignment, array_leaves
+from anabranch.transforms._rank import inner_graphdef, outer_delta
 from anabranch.transforms._specs import Found, Resolved, show, values_of
+from anabranch.transforms._streams import Policy, SharedStreams
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
 
 Check = Callable[[list[Any], list[Found]], list[Any]]
+
+
+class Lanes:
+    """How a call runs in lanes. It keeps no array and no object, so compiled functions may keep it.
+
+    Arguments:
+        flat: the call.
+        args: the axes of the positional arguments.
+        kwargs: the axes of the keyword arguments.
+        axis_size: the number of lanes, if it was given.
+        rngs: what a draw from a broadcast stream means.
+
+    Attributes:
+        graphdef: of the call as the lanes see it.
+        axes: the axis of each leaf that goes in (see `feed`), None if it is broadcast.
+        size: the number of lanes.
+
+    Raises:
+        StructureError: an axis does not exist, sizes differ, or nothing is mapped.
+        AliasError: one object is given two axes.
+    """
+
+    def __init__(
+        self, flat: Flat, args: Any, kwargs: Any, axis_size: int | None, rngs: Policy
+    ) -> None:
+        self.inputs = resolve_inputs(flat, args, kwargs, None, _input_axis, _broadcast_records)
+        own = input_values(flat, self.inputs)
+        self.size = _common_size(flat, self.inputs, own, axis_size)
+        for leaf in given_perturbations(flat.graphdef):
+            if np.shape(flat.leaves[leaf])[:1] == (self.size,):
+                own[leaf] = 0
+        self.streams = SharedStreams(
+            flat.graphdef, flat.leaves, [axis is None for axis in own], rngs
+        )
+        self._outer = flat.graphdef
+        self.graphdef = inner_graphdef(flat.graphdef, own)
+        self.axes = [*own, *[None] * len(self.streams.split)]
+        self._forward: list[Any] = list(self.axes)
+        for stream in self.streams.split:
+            self.axes[stream.key] = 0
+            self._forward[stream.key] = self._forward[stream.count] = _NEVER
+        self._asked = {axis for axis in (*values_of(args), *values_of(kwargs)) if _is_axis(axis)}
+
+    def feed(self, flat: Flat) -> list[Any]:
+        """Return the leaves that go in."""
+        return self.streams.feed(array_leaves(flat.leaves), self.size)
+
+    def forwarded(self, flat: Flat, fed: Sequence[Any]) -> list[Any]:
+        """Return what leaves stand for that come out as they went in."""
+        return [*flat.leaves, *fed[len(flat.leaves) :]]
+
+    def groups(self, result: Any, check: Check | None, name: str | None = None) -> LaneGroups:
+        """Return the groups of what comes out; see `LaneGroups`."""
+        return LaneGroups(self, result, check, name)
+
+    def settle(self, graphdef: GraphDef, found: Diff, leaves: Sequence[Any]) -> None:
+        """Settle what lanes drew from broadcast streams."""
+        self.streams.settle(graphdef, found, leaves)
+
+    def may_forward(self, leaf: int, axis: int | None) -> bool:
+        """A leaf can stand for an output along its own axis."""
+        return self._forward[leaf] == axis
+
+    def outside(self, found: Diff, axes: Sequence[int | None], name: str | None) -> Any:
+        """Return the delta as it is for the caller's objects."""
+        return outer_delta(self._outer, self.graphdef, found.delta, axes.__getitem__, name)
+
+    @property
+    def asked(self) -> set[int | None]:
+        """The axes in the specifications of the arguments."""
+        return self._asked
 
 
 class LaneGroups:
     """Group what comes out of a lane by the axis along which the lanes are stacked.
 
     Arguments:
-        inputs: the resolved axes of the arguments.
-        axes: the axis of each leaf.
-        in_axes: the specification of the arguments, as it was given.
-        out_axes: the specification of the result.
+        lanes: the call.
+        result: the specification of the result.
         check: what is done with outputs that are not mapped: it raises if lanes may differ.
+        name: what the new axis is called in the metadata `sharding`.
     """
 
     lanes = True
 
-    def __init__(
-        self,
-        inputs: Resolved,
-        axes: Sequence[int | None],
-        in_axes: Any,
-        out_axes: Any,
-        check: Check | None,
-    ) -> None:
-        self._inputs, self._axes, self._result, self._check = inputs, axes, out_axes, check
+    def __init__(self, lanes: Lanes, result: Any, check: Check | None, name: str | None) -> None:
+        self._call, self._result, self._check, self._name = lanes, result, check, name
         # a negative axis counts from the rank of each output, which nobody knows before the trace
-        asked = (*values_of(in_axes), *values_of(out_axes), 0)
-        known = {axis for axis in asked if _is_axis(axis) and axis is not None}
+        asked = {*lanes.asked, *[axis for axis in values_of(result) if _is_axis(axis)], 0}
+        known = asked - {None}
         positive = set(range(_MAX_RANK)) if min(known) < 0 else known
         self.axes: list[int | None] = [None, *sorted(positive)]
         self.count = len(self.axes)
@@ -53,32 +119,58 @@ class LaneGroups:
         self, graphdef: GraphDef, twins: Built, found: Diff, leaves: Sequence[Any]
     ) -> Assignment:
         """Return the group of the axis of each slot."""
-        self._refuse_shared_streams(graphdef, found)
-        specs = resolve_outputs(graphdef, twins, found, self._inputs, self._result, 0, _output_axis)
+        self._call.settle(graphdef, found, leaves)
+        inputs = self._call.inputs
+        specs = resolve_outputs(
+            graphdef, twins, found, inputs, self._result, 0, _output_axis, _stack_records
+        )
 
         def check(values: list[Any], slots: list[int]) -> list[Any]:
             assert self._check is not None
             return self._check(values, [specs[slot] for slot in slots])
 
         groups = [self.axes.index(spec.value) for spec in specs]
-        return Assignment(groups, None if self._check is None else check)
+        delta = self._call.outside(found, [spec.value for spec in specs], self._name)
+        return Assignment(groups, None if self._check is None else check, delta)
 
     def may_forward(self, leaf: int, group: int) -> bool:
         """A leaf can stand for an output along its own axis."""
-        return self._axes[leaf] == self.axes[group]
-
-    def _refuse_shared_streams(self, graphdef: GraphDef, found: Diff) -> None:
-        for index, entry in found.delta.changed:
-            if issubclass(entry.cls, RngCount) and self._inputs.nodes[index][0] is None:
-                raise SharedStreamError(
-                    f"{namer(graphdef)(index)}: a key was drawn from a random stream that is "
-                    "broadcast, so all lanes would get the same numbers without anybody having "
-                    "asked for it. Map the stream (split its key and give it axis 0), or draw "
-                    "outside"
-                )
+        return self._call.may_forward(leaf, self.axes[group])
 
 
 _MAX_RANK = 32
+_NEVER = object()
+
+
+def _broadcast_records(entry: Entry, spec: Any) -> Any:
+    """What was recorded before is no business of the lanes, whatever they do with its owner."""
+    return None if issubclass(entry.cls, Records) else spec
+
+
+def _stack_records(entry: Entry, spec: Any) -> Any:
+    """What the lanes record is stacked, also if its owner is broadcast."""
+    return 0 if issubclass(entry.cls, Records) else spec
+
+
+def given_perturbations(graphdef: GraphDef) -> list[int]:
+    """Return the leaves of perturbations that were given to a capture.
+
+    They are stacked as they were when they were made, so lanes map them where the size fits: one
+    that is meant for another level is not used by these.
+    """
+    entries = graphdef.entries
+    found: list[int] = []
+    for entry in entries:
+        if issubclass(entry.cls, Records):
+            below = [entries[e] for e in entry.edges if type(e) is int and e >= 0]
+            pending = [e for v in below if issubclass(v.cls, Perturbation) for e in v.edges]
+            while pending:
+                edge = pending.pop()
+                if type(edge) is int and edge < 0:
+                    found.append(~edge)
+                elif type(edge) is int:
+                    pending += entries[edge].edges
+    return found
 
 
 def _is_axis(axis: Any) -> bool:
@@ -108,17 +200,10 @@ def _output_axis(axis: Any, leaf: Any) -> int | None:
     return axis % rank
 
 
-def lane_axes(
-    flat: Flat, in_axes: Any, axis_size: int | None
-) -> tuple[Resolved, list[int | None], int]:
-    """Return the resolved axes, the axis of each leaf, and the number of lanes.
-
-    Raises:
-        StructureError: an axis does not exist, sizes differ, or nothing is mapped.
-        AliasError: one object is given two axes.
-    """
-    inputs = resolve_inputs(flat, in_axes, 0, None, _input_axis)
-    axes = input_values(flat, inputs)
+def _common_size(
+    flat: Flat, inputs: Resolved, axes: Sequence[int | None], axis_size: int | None
+) -> int:
+    """Return the number of lanes."""
     sizes: dict[int, list[str]] = {}
     for i, axis in enumerate(axes):
         if axis is not None:
@@ -135,4 +220,4 @@ def lane_axes(
         raise StructureError(
             "nothing is mapped: give an argument an axis in `in_axes`, or give `axis_size`"
         )
-    return inputs, axes, next(iter(sizes))
+    return next(iter(sizes))

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, TypedDict
 
 from anabranch.transforms._specs import DiffState
+from anabranch.transforms._streams import Policy
 
 
 class JitOptions(TypedDict, total=False):
@@ -33,6 +34,8 @@ class VmapOptions(TypedDict, total=False):
     axis_name: Hashable
     axis_size: int | None
     spmd_axis_name: Any
+    rngs: Policy
+    sharding_name: str | None
 
 
 class PmapOptions(TypedDict, total=False):
@@ -45,6 +48,7 @@ class PmapOptions(TypedDict, total=False):
     devices: Sequence[Any] | None
     backend: str | None
     axis_size: int | None
+    rngs: Policy
 
 
 class GradOptions(TypedDict, total=False):
@@ -54,3 +58,11 @@ class GradOptions(TypedDict, total=False):
     has_aux: bool
     holomorphic: bool
     allow_int: bool
+
+
+class JacobianOptions(TypedDict, total=False):
+    """Options of `jacfwd` and `hessian`."""
+
+    argnums: int | DiffState | Sequence[int | DiffState]
+    has_aux: bool
+    holomorphic: bool

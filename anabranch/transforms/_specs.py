@@ -163,11 +163,18 @@ class Resolver:
     Arguments:
         world: the entries.
         normalise: from a value and a leaf to a comparable value; raises what is wrong with it.
+        override: from an entry and the specification that it was given to its own.
     """
 
-    def __init__(self, world: World, normalise: Callable[[Any, Any], Any]) -> None:
+    def __init__(
+        self,
+        world: World,
+        normalise: Callable[[Any, Any], Any],
+        override: Callable[[Entry, Any], Any] | None = None,
+    ) -> None:
         self._world = world
         self._normalise = normalise
+        self._override = override
         self.found = Resolved({}, {}, {})
         self._seen: set[tuple[int, int]] = set()
         self._keep: list[Any] = []  # specifications, so that their ids stay theirs
@@ -208,6 +215,8 @@ class Resolver:
                 self._leaf(~edge, slot, spec, step, path, variable, name)
                 continue
             entry, slot = self._world.entry(edge)
+            if self._override is not None:
+                spec = self._override(entry, spec)
             if forced:
                 forced = False
             elif entry.kind.identity:
@@ -217,7 +226,7 @@ class Resolver:
                     continue
             if entry.kind is _kinds.VARIABLE:
                 variable = edge
-            below = self._children(entry, spec, step, name)
+            below = specs_below(entry, spec, step, name)
             inside = (*above, edge) if isinstance(spec, FilterMap) and spec.by_path else ()
             for position in range(len(entry.edges) - 1, -1, -1):
                 key = entry.kind.path_key(entry.keys[position])
@@ -258,31 +267,6 @@ class Resolver:
         # reached again: what filters say by path may differ on this way
         return isinstance(spec, FilterMap) and spec.by_path and index not in above
 
-    def _children(self, entry: Entry, spec: Any, step: Step | None, name: str) -> list[Any]:
-        """Return the specifications of the children of an entry."""
-        count = len(entry.edges)
-        if not is_container(spec) or entry.kind not in _CONTAINERS:
-            if is_container(spec):
-                raise StructureError(
-                    f"{name}{show(step)}: the specification is a {type(spec).__name__}, which "
-                    f"cannot be matched with a {entry.cls.__name__}; give one value, or filters"
-                )
-            return [spec] * count
-        kind: Any = _classify.rule_of(spec)
-        _, keys, values = kind.open(spec)
-        if len(values) != count or (entry.kind is _kinds.DICT and set(keys) != set(entry.keys)):
-            raise StructureError(
-                bounded(
-                    f"{name}{show(step)}: the specification has {len(values)} entries "
-                    f"({list(keys)[:8]}), but the {entry.cls.__name__} has {count} "
-                    f"({list(entry.keys)[:8]})"
-                )
-            )
-        if entry.kind is _kinds.DICT:
-            by_key = dict(zip(keys, values, strict=True))
-            return [by_key[key] for key in entry.keys]
-        return list(values)
-
     def _leaf(
         self,
         number: int,
@@ -321,6 +305,32 @@ class Resolver:
 # the arguments of `Resolver.resolve`, and the nodes on the way whose filters look at paths
 _Pending: TypeAlias = "tuple[Edge, Any, Step | None, Link | None, int, bool, tuple[int, ...]]"
 _CONTAINERS = frozenset({_kinds.TUPLE, _kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.PYTREE})
+
+
+def specs_below(entry: Entry, spec: Any, step: Step | None, name: str) -> list[Any]:
+    """Return the specifications of the children of an entry."""
+    count = len(entry.edges)
+    if not is_container(spec) or entry.kind not in _CONTAINERS:
+        if is_container(spec):
+            raise StructureError(
+                f"{name}{show(step)}: the specification is a {type(spec).__name__}, which "
+                f"cannot be matched with a {entry.cls.__name__}; give one value, or filters"
+            )
+        return [spec] * count
+    kind: Any = _classify.rule_of(spec)
+    _, keys, values = kind.open(spec)
+    if len(values) != count or (entry.kind is _kinds.DICT and set(keys) != set(entry.keys)):
+        raise StructureError(
+            bounded(
+                f"{name}{show(step)}: the specification has {len(values)} entries "
+                f"({list(keys)[:8]}), but the {entry.cls.__name__} has {count} "
+                f"({list(entry.keys)[:8]})"
+            )
+        )
+    if entry.kind is _kinds.DICT:
+        by_key = dict(zip(keys, values, strict=True))
+        return [by_key[key] for key in entry.keys]
+    return list(values)
 
 
 def is_container(spec: Any) -> bool:

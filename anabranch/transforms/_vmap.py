@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from anabranch.errors import BroadcastWriteError, bounded, first_few
-from anabranch.transforms._box import array_leaves, finish, run_inside
+from anabranch.transforms._arguments import ArgumentSpecs
+from anabranch.transforms._box import finish, run_inside
 from anabranch.transforms._call import flatten_call
-from anabranch.transforms._lanes import LaneGroups, lane_axes
+from anabranch.transforms._lanes import Lanes
 from anabranch.transforms._options import VmapOptions
 from anabranch.transforms._specs import ABSENT, Found, show
+from anabranch.transforms._streams import Policy, check_policy
 from anabranch.transforms._wrap import wrap
 
 P = ParamSpec("P")
@@ -37,6 +39,8 @@ def vmap(
     axis_name: Hashable = None,
     axis_size: int | None = None,
     spmd_axis_name: Any = None,
+    rngs: Policy = None,
+    sharding_name: str | None = None,
 ) -> Any:
     """Map a function that may read and write objects over lanes, as `jax.vmap` does.
 
@@ -47,17 +51,22 @@ def vmap(
         function: a function, method or callable object; without it, `vmap` is a decorator. What
             it holds itself (a bound `self`) is broadcast.
         in_axes: an axis (int) or None (broadcast) for all positional arguments, or one for each;
-            containers of axes for containers, `StateAxes` for objects. Keyword arguments are
-            mapped along axis 0.
+            containers of axes for containers, `StateAxes` for objects. A dict gives them by
+            argument name; an argument that it leaves out, and a keyword argument that nothing
+            is said about, is mapped along axis 0.
         out_axes: the same for what is returned, 0 if not given. A returned argument needs none.
         axis_name: a name for collectives.
         axis_size: the number of lanes; needed only if nothing is mapped.
         spmd_axis_name: see `jax.vmap`.
+        rngs: what it means to draw from a random stream that is broadcast: "split" (each lane
+            draws numbers of its own; the stream advances by one), "share" (all lanes draw the
+            same), or None (it raises).
+        sharding_name: what the new axis of new Variables is called in their metadata `sharding`.
 
     Raises:
         AliasError: one object is given two axes; both paths are named.
         BroadcastWriteError: a broadcast Variable was left different in different lanes.
-        SharedStreamError: a key was drawn from a random stream that is broadcast.
+        SharedStreamError: a key was drawn from a random stream that is broadcast, without `rngs`.
         StructureError: an axis does not exist, sizes differ, or nothing is mapped.
 
     >>> import anabranch as ab, jax.numpy as jnp
@@ -68,38 +77,41 @@ def vmap(
     >>> v.value.tolist()
     [0.0, 2.0, 4.0]
     """
+    options: Any = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
     if function is None:
         return lambda f: vmap(
             f,
             in_axes=in_axes,
             out_axes=out_axes,
-            axis_name=axis_name,
             axis_size=axis_size,
-            spmd_axis_name=spmd_axis_name,
+            rngs=rngs,
+            sharding_name=sharding_name,
+            **options,
         )
+    check_policy(rngs)
+    axes = ArgumentSpecs(function, in_axes, "in_axes", 0)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)
-        inputs, axes, size = lane_axes(flat, in_axes, axis_size)
-        mapped = next((i for i, axis in enumerate(axes) if axis is not None), None)
-        lane = jnp.arange(size) if mapped is None else None
+        lanes = Lanes(flat, *axes.match(args, kwargs), axis_size, rngs)
+        mapped = next((i for i, axis in enumerate(lanes.axes) if axis is not None), None)
+        lane = jnp.arange(lanes.size) if mapped is None else None
 
         def run(leaves: list[Any], lane: Any) -> Any:
             sentinel = lane if mapped is None else leaves[mapped]
-            groups = LaneGroups(inputs, axes, in_axes, out_axes, unbatched(sentinel))
-            inside = run_inside(flat.graphdef, leaves, groups)
+            groups = lanes.groups(out_axes, unbatched(sentinel), sharding_name)
+            inside = run_inside(lanes.graphdef, leaves, groups)
             return inside.report, inside.groups
 
-        out = LaneGroups(inputs, axes, in_axes, out_axes, None).axes
+        fed = lanes.feed(flat)
         report, outputs = jax.vmap(
             run,
-            in_axes=(axes, 0),
-            out_axes=(None, tuple(out)),
-            axis_name=axis_name,
-            axis_size=size,
-            spmd_axis_name=spmd_axis_name,
-        )(array_leaves(flat.leaves), lane)
-        return finish(flat, report, outputs)
+            in_axes=(lanes.axes, 0),
+            out_axes=(None, tuple(lanes.groups(out_axes, None).axes)),
+            axis_size=lanes.size,
+            **options,
+        )(fed, lane)
+        return finish(flat, report, outputs, lanes.forwarded(flat, fed))
 
     return wrap(call, function)
 

@@ -8,10 +8,11 @@ from typing import Any
 from anabranch.graph._build import Built
 from anabranch.graph._delta import Diff
 from anabranch.graph._flatten import Flat
-from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._graphdef import Entry, GraphDef
 from anabranch.transforms._specs import ABSENT, Found, Resolved, Resolver, World
 
 Normalise = Callable[[Any, Any], Any]
+Override = Callable[[Entry, Any], Any]
 
 
 def resolve_inputs(
@@ -20,6 +21,7 @@ def resolve_inputs(
     kwargs: Any,
     function: Any,
     normalise: Normalise,
+    override: Override | None = None,
 ) -> Resolved:
     """Resolve specifications for a flattened `Call`.
 
@@ -29,6 +31,7 @@ def resolve_inputs(
         kwargs: one for each keyword argument: one for all, or a mapping.
         function: one for what the function itself holds.
         normalise: see `Resolver`.
+        override: see `Resolver`.
     """
     entries = flat.graphdef.entries
     world = World(
@@ -36,7 +39,7 @@ def resolve_inputs(
         variable=flat.objects.__getitem__,
         leaf=lambda i, _: flat.leaves[i],
     )
-    resolver = Resolver(world, normalise)
+    resolver = Resolver(world, normalise, override)
     call: Any = flat.graphdef.root
     function_edge, args_edge, kwargs_edge = entries[call].edges
     if isinstance(args, list):
@@ -60,6 +63,7 @@ def resolve_outputs(
     result: Any,
     default: Any,
     normalise: Normalise,
+    override: Override | None = None,
 ) -> list[Found]:
     """Return what is found for each slot.
 
@@ -74,6 +78,7 @@ def resolve_outputs(
         result: the specification of the result, or `ABSENT`.
         default: the specification of what is new in the result if none was given.
         normalise: see `Resolver`.
+        override: see `Resolver`.
     """
     changed = dict(found.delta.changed)
     known = len(graphdef.entries)
@@ -90,7 +95,7 @@ def resolve_outputs(
         variable=objects.__getitem__,
         leaf=lambda i, slot: found.slots[i] if slot else twins.resolve(~i),
     )
-    resolver = Resolver(world, normalise)
+    resolver = Resolver(world, normalise, override)
     resolver.found.leaves.update(inputs.leaves)
     resolver.found.nodes.update(inputs.nodes)
     for index in changed:
