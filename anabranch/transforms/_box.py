@@ -62,6 +62,8 @@ class Assignment(NamedTuple):
 
     delta: Delta | None = None
     """The delta as it is outside, if that is another one."""
+    slots: Sequence[Any] | None = None
+    """The slots of that delta, if they are others; the groups are theirs."""
 
 
 class Grouping(Protocol):
@@ -147,8 +149,8 @@ def run_inside(
 def _report(
     graphdef: GraphDef, leaves: Sequence[Any], grouping: Grouping, built: Built, found: Diff
 ) -> tuple[Report, tuple[list[Any], ...]]:
-    groups, check, delta = grouping.assign(graphdef, built, found, leaves)
-    outputs = _Outputs(found.slots, groups, grouping, leaves)
+    groups, check, delta, slots = grouping.assign(graphdef, built, found, leaves)
+    outputs = _Outputs(found.slots if slots is None else slots, groups, grouping, leaves)
     values = outputs.values
     if check is not None:
         values = check(values, outputs.slots)

@@ -64,6 +64,8 @@ def resolve_outputs(
     default: Any,
     normalise: Normalise,
     override: Override | None = None,
+    *,
+    identity: bool = False,
 ) -> list[Found]:
     """Return what is found for each slot.
 
@@ -79,6 +81,7 @@ def resolve_outputs(
         default: the specification of what is new in the result if none was given.
         normalise: see `Resolver`.
         override: see `Resolver`.
+        identity: returned arguments are themselves, whatever the specification of the result is.
     """
     changed = dict(found.delta.changed)
     known = len(graphdef.entries)
@@ -107,7 +110,7 @@ def resolve_outputs(
         default if absent else result,
         "the return value",
         slot=True,
-        skip_known=absent,
+        skip_known=absent or identity,
     )
     unreached = Found(default, None, "the return value")
     return [resolver.found.leaves.get((i, True), unreached) for i in range(len(found.slots))]
