@@ -217,8 +217,9 @@ def check_shareable(obj: Any) -> None:
             )
     if cls.__hash__ is not object.__hash__ or isinstance(obj, _FUNCTIONS):
         return
-    if cls.__module__.partition(".")[0] in _STATIC_LIBRARIES and callable(obj):
-        return
+    library = cls.__module__.partition(".")[0]
+    if library == "jax" or (library in _STATIC_LIBRARIES and callable(obj)):
+        return  # what a pullback holds (a jaxpr, say) is never written
     raise StaticValueError(
         f"a {cls.__qualname__} is left behind by the traced function; it would be one object for "
         "all later calls, and it may be mutable: make it outside and pass it as part of an "
