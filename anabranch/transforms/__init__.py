@@ -1,19 +1,31 @@
 """Graph-aware versions of JAX's transforms."""
 
+from anabranch.transforms._autodiff import jvp, linearize, vjp
 from anabranch.transforms._grad import grad, value_and_grad
+from anabranch.transforms._jacobians import hessian, jacfwd, jacrev
 from anabranch.transforms._jit import JitFunction, jit
 from anabranch.transforms._pmap import pmap
 from anabranch.transforms._specs import DiffState, StateAxes, StateSharding
+from anabranch.transforms._split_rngs import SplitStreams, fork_rngs, split_rngs
 from anabranch.transforms._vmap import vmap
 
 __all__ = [
     "DiffState",
     "JitFunction",
+    "SplitStreams",
     "StateAxes",
     "StateSharding",
+    "fork_rngs",
     "grad",
+    "hessian",
+    "jacfwd",
+    "jacrev",
     "jit",
+    "jvp",
+    "linearize",
     "pmap",
+    "split_rngs",
     "value_and_grad",
+    "vjp",
     "vmap",
 ]
