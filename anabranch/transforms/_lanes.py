@@ -46,9 +46,9 @@ class Lanes:
     def __init__(
         self, flat: Flat, args: Any, kwargs: Any, axis_size: int | None, rngs: Policy
     ) -> None:
-        self.inputs = resolve_inputs(flat, args, kwargs, None, _input_axis, _broadcast_records)
+        self.inputs = resolve_inputs(flat, args, kwargs, None, input_axis, broadcast_records)
         own = input_values(flat, self.inputs)
-        self.size = _common_size(flat, self.inputs, own, axis_size)
+        self.size = common_size(flat, self.inputs, own, axis_size)
         for leaf in given_perturbations(flat.graphdef):
             if np.shape(flat.leaves[leaf])[:1] == (self.size,):
                 own[leaf] = 0
@@ -122,7 +122,7 @@ class LaneGroups:
         self._call.settle(graphdef, found, leaves)
         inputs = self._call.inputs
         specs = resolve_outputs(
-            graphdef, twins, found, inputs, self._result, 0, _output_axis, _stack_records
+            graphdef, twins, found, inputs, self._result, 0, output_axis, stack_records
         )
 
         def check(values: list[Any], slots: list[int]) -> list[Any]:
@@ -142,12 +142,12 @@ _MAX_RANK = 32
 _NEVER = object()
 
 
-def _broadcast_records(entry: Entry, spec: Any) -> Any:
+def broadcast_records(entry: Entry, spec: Any) -> Any:
     """What was recorded before is no business of the lanes, whatever they do with its owner."""
     return None if issubclass(entry.cls, Records) else spec
 
 
-def _stack_records(entry: Entry, spec: Any) -> Any:
+def stack_records(entry: Entry, spec: Any) -> Any:
     """What the lanes record is stacked, also if its owner is broadcast."""
     return 0 if issubclass(entry.cls, Records) else spec
 
@@ -182,7 +182,8 @@ def _is_axis(axis: Any) -> bool:
     )
 
 
-def _input_axis(axis: Any, leaf: Any) -> int | None:
+def input_axis(axis: Any, leaf: Any) -> int | None:
+    """Return the axis of an argument, counted from the front."""
     if _is_axis(axis) and axis is None:
         return None
     rank = np.ndim(leaf)
@@ -191,7 +192,8 @@ def _input_axis(axis: Any, leaf: Any) -> int | None:
     return axis % rank
 
 
-def _output_axis(axis: Any, leaf: Any) -> int | None:
+def output_axis(axis: Any, leaf: Any) -> int | None:
+    """Return the axis along which an output is stacked, counted from the front."""
     if _is_axis(axis) and axis is None:
         return None
     rank = np.ndim(leaf) + 1  # stacked
@@ -200,10 +202,18 @@ def _output_axis(axis: Any, leaf: Any) -> int | None:
     return axis % rank
 
 
-def _common_size(
-    flat: Flat, inputs: Resolved, axes: Sequence[int | None], axis_size: int | None
+def common_size(
+    flat: Flat,
+    inputs: Resolved,
+    axes: Sequence[int | None],
+    given: int | None,
+    option: str = "axis_size",
 ) -> int:
-    """Return the number of lanes."""
+    """Return the size that all mapped axes have, and that was given as an option if one was.
+
+    Raises:
+        StructureError: sizes differ, or nothing is mapped.
+    """
     sizes: dict[int, list[str]] = {}
     for i, axis in enumerate(axes):
         if axis is not None:
@@ -211,13 +221,13 @@ def _common_size(
             sizes.setdefault(np.shape(flat.leaves[i])[axis], []).append(
                 f"{found.name}{show(found.step)} (axis {axis})"
             )
-    if axis_size is not None:
-        sizes.setdefault(axis_size, []).insert(0, "axis_size")
+    if given is not None:
+        sizes.setdefault(given, []).insert(0, option)
     if len(sizes) > 1:
         rows = [f"{size}: {first_few(names).strip()}" for size, names in sizes.items()]
         raise StructureError(bounded(f"the mapped axes have different sizes:\n{first_few(rows)}"))
     if not sizes:
         raise StructureError(
-            "nothing is mapped: give an argument an axis in `in_axes`, or give `axis_size`"
+            f"nothing is mapped: give an argument an axis in `in_axes`, or give `{option}`"
         )
     return next(iter(sizes))
