@@ -121,9 +121,21 @@ def is_tracer(x: object) -> TypeGuard[jax.Array]:
     return isinstance(x, jax.core.Tracer)
 
 
+def is_ref_tracer(tracer: jax.Array) -> bool:
+    """Tell whether a tracer stands for a `jax.Ref`; `isinstance` does not tell in jax 0.7."""
+    return hasattr(tracer.aval, "inner_aval")
+
+
 def tracer_trace(tracer: jax.Array) -> Trace | None:
     """Return the trace that a tracer belongs to, or None where JAX does not tell."""
     return getattr(tracer, "_trace", None)
+
+
+def varying_axes(x: object) -> set[object]:
+    """Return the mesh axes along which, by its type, a value in a shard_map may differ."""
+    aval: Any = jax.typeof(x)
+    kind = getattr(aval, "manual_axis_type", None)  # from jax 0.10 on; `vma` before
+    return set(getattr(aval, "vma", ()) if kind is None else kind.varying)
 
 
 @functools.cache

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import jax
-import jax.core
 import jax.tree_util as jtu
 import numpy as np
 
@@ -99,6 +98,8 @@ def rule_of(obj: Any) -> Rule:
     cls: type = type(obj)
     rule = RULES.get(cls)
     if rule is None:
+        if _jax.is_tracer(obj):  # one class for arrays and Refs: not kept
+            return REF if _jax.is_ref_tracer(obj) else LEAF
         rule = RULES[cls] = _classify(cls, obj)
     return rule
 
@@ -116,7 +117,7 @@ def _classify(cls: type, obj: Any) -> Rule:
             return rule
     if _is_ref(obj):
         return REF
-    if isinstance(obj, (jax.Array, jax.core.Tracer)):
+    if isinstance(obj, jax.Array):
         return LEAF
     if issubclass(cls, np.generic):
         return NUMBER if issubclass(cls, (np.number, np.bool_)) else STATIC
