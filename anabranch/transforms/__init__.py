@@ -5,6 +5,7 @@ from anabranch.transforms._grad import grad, value_and_grad
 from anabranch.transforms._jacobians import hessian, jacfwd, jacrev
 from anabranch.transforms._jit import JitFunction, jit
 from anabranch.transforms._pmap import pmap
+from anabranch.transforms._remat import checkpoint, remat
 from anabranch.transforms._specs import DiffState, StateAxes, StateSharding
 from anabranch.transforms._split_rngs import SplitStreams, fork_rngs, split_rngs
 from anabranch.transforms._vmap import vmap
@@ -15,6 +16,7 @@ __all__ = [
     "SplitStreams",
     "StateAxes",
     "StateSharding",
+    "checkpoint",
     "fork_rngs",
     "grad",
     "hessian",
@@ -24,6 +26,7 @@ __all__ = [
     "jvp",
     "linearize",
     "pmap",
+    "remat",
     "split_rngs",
     "value_and_grad",
     "vjp",

@@ -5,7 +5,7 @@ They are explained where they are used: in the docstrings of `jit`, `vmap`, `pma
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypedDict
 
 from anabranch.transforms._specs import DiffState
@@ -66,3 +66,13 @@ class JacobianOptions(TypedDict, total=False):
     argnums: int | DiffState | Sequence[int | DiffState]
     has_aux: bool
     holomorphic: bool
+
+
+
+class RematOptions(TypedDict, total=False):
+    """Options of `remat`."""
+
+    prevent_cse: bool | Sequence[bool]
+    policy: Callable[..., bool] | None
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Iterable[str]

@@ -1,0 +1,130 @@
+"""`remat`, also called `checkpoint`: intermediate values are computed again for the gradient.
+
+JAX traces a checkpointed function once for each function object, so the function that it is given
+is kept for each structure of the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
+
+import jax
+
+from anabranch.errors import StructureError
+from anabranch.graph import _classify
+from anabranch.graph._flatten import Flat
+from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._leaf_info import path_text
+from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
+from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._options import RematOptions
+from anabranch.transforms._worlds import input_values, resolve_inputs
+from anabranch.transforms._wrap import name_inside, wrap
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def remat(function: Callable[P, R], /, **options: Unpack[RematOptions]) -> Callable[P, R]: ...
+@overload
+def remat(**options: Unpack[RematOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def remat(
+    function: Any = None,
+    /,
+    *,
+    prevent_cse: bool | Sequence[bool] = True,
+    policy: Callable[..., bool] | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Iterable[str] = (),
+) -> Any:
+    """Compute intermediate values again for the gradient, in place of keeping them.
+
+    A call equals the plain call; what the function writes is written once for each call, however
+    often it is computed. `checkpoint` is another name for it; the arguments are those of
+    `jax.checkpoint`.
+
+    Arguments:
+        function: a function, method or callable object; without it, `remat` is a decorator.
+        prevent_cse: whether the compiler is kept from undoing it; or one for each argument, where
+            the version of JAX takes that.
+        policy: which values are kept nevertheless, one of `jax.checkpoint_policies`.
+        static_argnums: positions of arguments that are static.
+        static_argnames: names of arguments that are static.
+
+    Raises:
+        StructureError: an argument holds a `jax.Ref`, to which JAX would write twice.
+
+    >>> import anabranch as ab, jax.numpy as jnp
+    >>> @ab.remat
+    ... def block(model, x):
+    ...     model["calls"].value += 1
+    ...     return jnp.sin(model["w"] * x)
+    >>> model = {"w": ab.Param(0.0), "calls": ab.Variable(0)}
+    >>> float(ab.grad(block)(model, 2.0)["w"][()]), int(model["calls"])
+    (2.0, 1)
+    """
+    if function is None:
+        return lambda f: remat(
+            f,
+            prevent_cse=prevent_cse,
+            policy=policy,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
+    static = Selection(function, static_argnums, static_argnames)
+    kept: dict[GraphDef, Any] = {}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args_given, kwargs_given = with_static(static, args, kwargs)
+        flat = flatten_call(function, args_given, kwargs_given)
+        _refuse_refs(flat)
+        run = kept.get(flat.graphdef)
+        if run is None:
+            own_cse = _for_each_leaf(flat, prevent_cse, static.of_args(args))
+            run = _checkpointed(flat.graphdef, function, policy=policy, prevent_cse=own_cse)
+            run = kept.setdefault(flat.graphdef, run)
+        report, groups = run(*array_leaves(flat.leaves))
+        return finish(flat, report, groups)
+
+    return wrap(call, function)
+
+
+checkpoint = remat
+
+
+def _checkpointed(graphdef: GraphDef, function: Any, **options: Any) -> Any:
+    def run(*leaves: Any) -> Any:
+        inside = run_inside(graphdef, leaves, ONE_GROUP)
+        return inside.report, inside.groups
+
+    return jax.checkpoint(name_inside(run, function), **options)
+
+
+def _for_each_leaf(
+    flat: Flat, prevent_cse: bool | Sequence[bool], static: Sequence[int]
+) -> bool | tuple[bool, ...]:
+    """Return `prevent_cse` for each leaf, if it is given for each argument that is not static."""
+    if isinstance(prevent_cse, bool):
+        return prevent_cse
+    given = list(prevent_cse)
+    for i in static:
+        given.insert(i, True)
+    return tuple(input_values(flat, resolve_inputs(flat, given, True, True, _as_bool)))
+
+
+def _as_bool(value: Any, leaf: Any) -> bool:
+    if not isinstance(value, bool):
+        raise StructureError(f"prevent_cse is a bool, or one for each argument, not {value!r}")
+    return value
+
+
+def _refuse_refs(flat: Flat) -> None:
+    for number, leaf in enumerate(flat.leaves):
+        if _classify.rule_of(leaf) is _classify.REF:
+            start, *path = flat.graphdef.infos[number].path
+            raise StructureError(
+                f"{start}{path_text(tuple(path))}: a jax.Ref cannot go through remat, which would "
+                "run writes to it twice; hold the array in a Variable, or write to the Ref outside"
+            )
