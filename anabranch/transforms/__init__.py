@@ -1,22 +1,28 @@
 """Graph-aware versions of JAX's transforms."""
 
 from anabranch.transforms._autodiff import jvp, linearize, vjp
+from anabranch.transforms._carry import Carry
+from anabranch.transforms._cond import cond, switch
 from anabranch.transforms._grad import grad, value_and_grad
 from anabranch.transforms._jacobians import hessian, jacfwd, jacrev
 from anabranch.transforms._jit import JitFunction, jit
 from anabranch.transforms._pmap import pmap
 from anabranch.transforms._remat import checkpoint, remat
+from anabranch.transforms._scan import scan
+from anabranch.transforms._shard_map import shard_map
 from anabranch.transforms._specs import DiffState, StateAxes, StateSharding
 from anabranch.transforms._split_rngs import SplitStreams, fork_rngs, split_rngs
 from anabranch.transforms._vmap import vmap
 
 __all__ = [
+    "Carry",
     "DiffState",
     "JitFunction",
     "SplitStreams",
     "StateAxes",
     "StateSharding",
     "checkpoint",
+    "cond",
     "fork_rngs",
     "grad",
     "hessian",
@@ -27,7 +33,10 @@ __all__ = [
     "linearize",
     "pmap",
     "remat",
+    "scan",
+    "shard_map",
     "split_rngs",
+    "switch",
     "value_and_grad",
     "vjp",
     "vmap",

@@ -5,8 +5,8 @@ They are explained where they are used: in the docstrings of `jit`, `vmap`, `pma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
+from typing import Any, Required, TypedDict
 
 from anabranch.transforms._specs import DiffState
 from anabranch.transforms._streams import Policy
@@ -51,6 +51,17 @@ class PmapOptions(TypedDict, total=False):
     rngs: Policy
 
 
+class ShardMapOptions(TypedDict, total=False):
+    """Options of `shard_map`."""
+
+    out_specs: Required[Any]
+    in_specs: Any
+    mesh: Any
+    axis_names: Set[Hashable]
+    check_vma: bool
+    rngs: Policy
+
+
 class GradOptions(TypedDict, total=False):
     """Options of `grad` and `value_and_grad`."""
 
@@ -68,7 +79,6 @@ class JacobianOptions(TypedDict, total=False):
     holomorphic: bool
 
 
-
 class RematOptions(TypedDict, total=False):
     """Options of `remat`."""
 
@@ -76,3 +86,13 @@ class RematOptions(TypedDict, total=False):
     policy: Callable[..., bool] | None
     static_argnums: int | Sequence[int]
     static_argnames: str | Iterable[str]
+
+
+class ScanOptions(TypedDict, total=False):
+    """Options of `scan`."""
+
+    in_axes: Any
+    out_axes: Any
+    length: int | None
+    reverse: bool
+    unroll: int | bool
