@@ -387,8 +387,8 @@ class _PytreeKind(Kind):
 
 def _hashable(aux: Any, treedef: Any) -> Any:
     """Return the auxiliary data if it can be hashed; JAX compares it otherwise."""
-    if isinstance(aux, list):
-        aux = tuple(aux)
+    if isinstance(aux, (list, dict)):
+        aux = tuple(aux.items() if isinstance(aux, dict) else aux)
     try:
         hash(aux)
     except TypeError:

@@ -2,10 +2,13 @@
 
 from anabranch.transforms._autodiff import jvp, linearize, vjp
 from anabranch.transforms._carry import Carry
+from anabranch.transforms._checkify import checkify
 from anabranch.transforms._cond import cond, switch
+from anabranch.transforms._eval_shape import eval_shape
 from anabranch.transforms._grad import grad, value_and_grad
 from anabranch.transforms._jacobians import hessian, jacfwd, jacrev
 from anabranch.transforms._jit import JitFunction, jit
+from anabranch.transforms._make_jaxpr import make_jaxpr
 from anabranch.transforms._pmap import pmap
 from anabranch.transforms._remat import checkpoint, remat
 from anabranch.transforms._scan import scan
@@ -21,8 +24,10 @@ __all__ = [
     "SplitStreams",
     "StateAxes",
     "StateSharding",
+    "checkify",
     "checkpoint",
     "cond",
+    "eval_shape",
     "fork_rngs",
     "grad",
     "hessian",
@@ -31,6 +36,7 @@ __all__ = [
     "jit",
     "jvp",
     "linearize",
+    "make_jaxpr",
     "pmap",
     "remat",
     "scan",

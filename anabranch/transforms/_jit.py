@@ -10,7 +10,7 @@ import jax
 
 from anabranch.errors import StructureError
 from anabranch.graph import _classify, _kinds
-from anabranch.graph._build import Built, build
+from anabranch.graph._build import Built
 from anabranch.graph._delta import Diff
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
@@ -25,6 +25,7 @@ from anabranch.transforms._box import (
 )
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._donate import Donation
+from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._options import JitOptions
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
@@ -183,13 +184,7 @@ class JitFunction(Generic[P, R]):
         flat = self._flatten(args, kwargs)
         compiled = self._compiled_for(flat, args)
         report, groups = compiled.function.eval_shape(*flat.leaves)
-        shapes = [jax.eval_shape(lambda x: x, leaf) for leaf in flat.leaves]
-        copy = build(flat.graphdef.entries, shapes.__getitem__)
-        contents = [
-            (entry.extra, entry.keys, values)
-            for entry, values in zip(flat.graphdef.entries, copy.contents, strict=True)
-        ]
-        return finish(Flat(flat.graphdef, shapes, copy.objects, contents), report, groups)
+        return finish_on_copies(flat, report, groups)
 
     def clear_cache(self) -> None:
         """Drop everything that was compiled.
