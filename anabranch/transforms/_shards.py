@@ -105,10 +105,8 @@ class Shards:
         for leaf in given_perturbations(flat.graphdef):
             if np.shape(flat.leaves[leaf])[:1] == (self.lanes,):
                 self._stacked.add(leaf)
-        for leaf in self._stacked:
-            self.specs[leaf], self._forward[leaf] = self.all, _NEVER
-        for stream in self.streams.split:
-            self._forward[stream.count] = _NEVER
+        for leaf in (*self._stacked, *[stream.count for stream in self.streams.split]):
+            self._forward[leaf] = _NEVER
 
     def _fit(self, value: Any, leaf: Any) -> PartitionSpec:
         """Return the spec of an argument, checked against its shape."""
@@ -146,8 +144,14 @@ class Shards:
         return self.streams.feed(array_leaves(flat.leaves), self.lanes)
 
     def local(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return the leaves as the function sees them: what is stacked over devices is one."""
-        return [x[0] if i in self._stacked else x for i, x in enumerate(leaves)]
+        """Return the leaves as the function sees them, with its own of what is one for each.
+
+        Those come in whole: where axes are explicit, JAX refuses to shard an array as it comes in.
+        """
+        if not self._stacked:
+            return list(leaves)
+        device = jax.lax.axis_index(tuple(self.sizes))
+        return [x[device] if i in self._stacked else x for i, x in enumerate(leaves)]
 
     def forwarded(self, flat: Flat, fed: Sequence[Any]) -> list[Any]:
         """Return what leaves stand for that come out as they went in."""
@@ -206,14 +210,35 @@ class ShardGroups:
             self._fit,
             _stack_records,
         )
+        specs = self._inferred(graphdef, found, specs)
         groups = [self.specs.index(spec.value) for spec in specs]
         return Assignment(groups, lambda values, slots: self._check(values, slots, specs))
 
+    def _inferred(self, graphdef: GraphDef, found: Diff, specs: list[Found]) -> list[Found]:
+        """Return specs, those that were not given being those of the arrays that came in."""
+        before: dict[int, Any] = {}
+        for index, entry in found.delta.changed:
+            old = dict(
+                zip(graphdef.entries[index].keys, graphdef.entries[index].edges, strict=True)
+            )
+            for key, edge in zip(entry.keys, entry.edges, strict=True):
+                leaf: Any = old.get(key)
+                if type(edge) is type(leaf) is int and edge < 0 and leaf < 0:
+                    before[~edge] = self._call.specs[~leaf]
+        given: list[Found] = []
+        for slot, spec in enumerate(specs):
+            if spec.value is ABSENT:
+                if slot not in before:
+                    raise StructureError(
+                        f"{name_of(spec)}: this is new, and in_specs do not say how it is sharded"
+                    )
+                spec = spec._replace(value=before[slot])
+            given.append(spec)
+        return given
+
     def _fit(self, value: Any, leaf: Any) -> Any:
-        if value is _STACKED:
+        if value is _STACKED or value is ABSENT:
             return value
-        if value is ABSENT:
-            raise StructureError("the spec of what is new here is not known: give out_specs")
         spec, rank = self._call.check_axes(as_spec(value)), np.ndim(leaf)
         if len(spec) > rank:
             raise StructureError(f"{spec} has more entries than an output of rank {rank} axes")

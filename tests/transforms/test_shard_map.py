@@ -227,6 +227,25 @@ class TestSpecs:
         with jax.set_mesh(MESH):
             assert mapped(jnp.arange(8.0)).tolist() == [2.0 * i for i in range(8)]
 
+    def test_specs_can_be_those_of_the_arrays(self):
+        axis_types = (jax.sharding.AxisType.Explicit,)
+        mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=axis_types)
+
+        def f(model, x):
+            model["n"].value = model["n"] + jax.lax.psum(x.sum(), "x")
+            model["x"].value = model["x"] * 2
+            return x + jax.random.normal(model["rngs"]())
+
+        with jax.set_mesh(mesh):
+            x = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, P("x")))
+            model = {"n": ab.Variable(jnp.zeros(())), "x": ab.Variable(x), "rngs": ab.Rngs(0)}
+            mapped = ab.shard_map(f, out_specs=P("x"), rngs="split")
+            out, again = ab.jit(mapped)(model, x), mapped(model, x)
+        assert float(model["n"]) == 56.0
+        assert model["x"].value.tolist() == [4.0 * i for i in range(8)]
+        assert model["x"].value.sharding.spec == P("x")
+        assert len(set((out - x).tolist() + (again - x).tolist())) == 16
+
     def test_some_axes_can_stay_automatic(self):
         v = ab.Param(jnp.arange(8.0))
 
