@@ -1,0 +1,157 @@
+"""What functions capture, in a form that can be compared from call to call.
+
+JAX keeps what it traced by the identity of a function, so that a captured array which has been
+replaced since is silently the old one. A compiled function that is kept here is used again only if
+what its functions reach by closures, defaults and globals is still the same. What cannot be
+compared (a Module whose Variables may have been written, an array of a trace) means: trace again.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from anabranch import _jax
+from anabranch.errors import NodeTypeError, StaticValueError
+from anabranch.graph import _classify, _kinds, _static
+from anabranch.graph._kinds import Kind
+
+_DEPTH = 4  # helpers of helpers of helpers
+_LONG = 64
+_LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy"})
+_CONTAINERS = frozenset({_kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.SET, _kinds.TUPLE})
+
+
+class _NotComparableError(Exception):
+    pass
+
+
+class _Same:
+    """A weak reference that equals those to the same object, while it lives."""
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, obj: Any) -> None:
+        self._ref = weakref.ref(obj)
+
+    def __eq__(self, other: object) -> bool:
+        obj = self._ref()
+        return obj is not None and isinstance(other, _Same) and other._ref() is obj
+
+    def __hash__(self) -> int:
+        return id(self._ref)  # Python keeps one reference an object
+
+
+def captured(functions: Any) -> list[Any] | None:
+    """Return what functions capture, or None if that cannot be compared.
+
+    Arguments:
+        functions: functions, methods, partials and callable objects.
+    """
+    found = _Captured()
+    try:
+        for function in functions:
+            found.add_target(function)
+    except _NotComparableError:
+        return None
+    return found.items
+
+
+class _Captured:
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+        self._seen: set[int] = set()
+
+    def add_target(self, target: Any) -> None:
+        """Add what a target reaches; objects that it is bound to are arguments of the call."""
+        while isinstance(target, (functools.partial, types.MethodType)):
+            target = target.func if isinstance(target, functools.partial) else target.__func__
+        if isinstance(_classify.rule_of(target), Kind):
+            target = type(target).__call__
+        self._function(target, _DEPTH)
+
+    def _function(self, function: Any, depth: int) -> None:
+        function = getattr(function, "__wrapped__", function)
+        if not isinstance(function, types.FunctionType) or id(function) in self._seen:
+            return
+        self._seen.add(id(function))
+        if not depth or (function.__module__ or "").partition(".")[0] in _LIBRARIES:
+            return
+        for cell in function.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # it is empty
+                value = None
+            self._value(value, depth)
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._value(value, depth)
+        scope = function.__globals__
+        for name in _names(function.__code__):
+            if name in scope:
+                self._value(scope[name], depth)
+
+    def _value(self, value: Any, depth: int) -> None:
+        if isinstance(value, (types.ModuleType, type)):
+            return
+        if isinstance(value, types.FunctionType):
+            self.items.append(_Same(value))
+            self._function(value, depth - 1)
+            return
+        rule = _classify.rule_of(value)
+        if rule is _classify.LEAF:
+            if _jax.is_tracer(value) or not isinstance(value, (jax.Array, np.ndarray)):
+                raise _NotComparableError
+            self.items.append(_Same(value))
+        elif isinstance(rule, Kind):
+            self._container(value, rule, depth)
+        else:
+            self._static(value, rule, depth)
+
+    def _container(self, value: Any, kind: Kind, depth: int) -> None:
+        if kind is _kinds.METHOD or kind is _kinds.PARTIAL:
+            self._function(value.func if kind is _kinds.PARTIAL else value.__func__, depth - 1)
+        elif kind not in _CONTAINERS or not depth:
+            raise _NotComparableError
+        extra, keys, children = kind.open(value)
+        if len(children) > _LONG:
+            self.items.append((id(value), len(children)))
+            children = children[:_LONG]
+        else:
+            self.items.append((type(value), extra, tuple(keys)))
+        for child in children:
+            if kind.identity and _classify.rule_of(child) is _classify.LEAF:
+                raise _NotComparableError
+            self._value(child, depth - 1)
+
+    def _static(self, value: Any, rule: Any, depth: int) -> None:
+        if hasattr(value, "__wrapped__"):
+            self._function(value, depth - 1)
+        try:
+            if rule is _classify.UNKNOWN:
+                _classify.check_static(value)
+            by_identity = type(value).__hash__ is object.__hash__
+            if by_identity and type(value).__weakrefoffset__:
+                self.items.append(_Same(value))
+            else:
+                self.items.append(_static.encode(value))
+        except (NodeTypeError, StaticValueError):
+            raise _NotComparableError from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names that code, and code nested in it, may look up in its globals."""
+    return tuple(dict.fromkeys(_all_names(code)))
+
+
+def _all_names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _all_names(constant)

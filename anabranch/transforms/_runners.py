@@ -1,0 +1,149 @@
+"""Keep compiled runners for direct calls, such as `cond(pred, f, g, *operands)`.
+
+`jit(f)` is an object that can own what it has compiled; `cond` is not. So there is one bounded
+table here, and nothing in it keeps an object of a caller alive: functions are held weakly, and in
+the graphdef of the call a `Target` stands in their places.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from anabranch.graph import _classify
+from anabranch.transforms._captured import captured
+
+
+class Target:
+    """The place of a function, by number, in a graphdef that must not keep it alive."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return hash((Target, self.number))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Target) and other.number == self.number
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Only `functools.partial` wants it to be callable."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"<function {self.number}>"
+
+
+_classify.declare(Target, _classify.STATIC)
+
+
+class Targets:
+    """Functions of a direct call.
+
+    Arguments:
+        functions: functions, methods, partials, callable objects.
+    """
+
+    __slots__ = ("functions", "refs", "shown")
+
+    def __init__(self, functions: Sequence[Any]) -> None:
+        self.functions = functions
+        self.refs: list[weakref.ref[Any]] = []
+        self.shown = tuple([self._show(function) for function in functions])
+        """What stands for each function in the call that is flattened."""
+
+    def _show(self, function: Any) -> Any:
+        if type(function) is functools.partial:
+            shown = self._show(function.func)
+            return functools.partial(shown, *function.args, **function.keywords)
+        rule = _classify.rule_of(function)
+        if rule is _classify.STATIC and type(function).__weakrefoffset__:
+            self.refs.append(weakref.ref(function))
+            return Target(len(self.refs) - 1)
+        return function
+
+    @staticmethod
+    def resolve(shown: Any, refs: Sequence[weakref.ref[Any]]) -> Any:
+        """Return the function that stands behind what is shown, or a twin of it."""
+        if type(shown) is Target:
+            return refs[shown.number]()
+        if type(shown) is functools.partial:
+            function = Targets.resolve(shown.func, refs)
+            return functools.partial(function, *shown.args, **shown.keywords)
+        return shown
+
+
+class _Kept:
+    __slots__ = ("captured", "function", "traced")
+
+    def __init__(self) -> None:
+        self.captured: list[Any] | None = None
+        self.traced = False
+        self.function: Any = None
+
+
+_LIMIT = 512
+_LOCK = threading.Lock()
+_KEPT: OrderedDict[Any, _Kept] = OrderedDict()
+
+
+def call_kept(
+    key: Hashable, targets: Targets, make: Callable[[], Callable[..., Any]], *args: Any
+) -> Any:
+    """Call a compiled function that is kept as long as its targets live and capture the same.
+
+    Arguments:
+        key: what it depends on besides the targets; it must not keep the caller's objects alive.
+        targets: the functions that it calls.
+        make: returns what is compiled. It must hold targets by their `refs` only.
+        args: arrays.
+    """
+    entry = (key, tuple(targets.refs))
+    now = captured(targets.functions)
+    with _LOCK:
+        kept = _KEPT.get(entry)
+        if kept is not None:
+            _KEPT.move_to_end(entry)
+    if kept is None or now is None or kept.captured != now:
+        kept = _Kept()
+        kept.function = _compile(make(), kept)
+        kept.captured = now
+    result = kept.function(*args)
+    if kept.traced:
+        kept.traced = False
+        # a function may count its own traces in what it captures
+        kept.captured = captured(targets.functions)
+        if kept.captured is not None:
+            _keep(entry, kept)
+    return result
+
+
+def _compile(function: Callable[..., Any], kept: _Kept) -> Any:
+    def run(*args: Any) -> Any:
+        kept.traced = True
+        return function(*args)
+
+    return jax.jit(run, inline=True)
+
+
+def _keep(entry: tuple[Hashable, tuple[weakref.ref[Any], ...]], kept: _Kept) -> None:
+    def forget(_: object, table: OrderedDict[Any, _Kept] = _KEPT) -> None:  # (at exit, too)
+        table.pop(watching, None)
+
+    # equal to the entry that is looked up; besides, these references tell when a function dies
+    key, refs = entry
+    functions = [ref() for ref in refs]
+    watching = (key, tuple([weakref.ref(function, forget) for function in functions]))
+    with _LOCK:
+        _KEPT.pop(watching, None)
+        _KEPT[watching] = kept
+        while len(_KEPT) > _LIMIT:
+            _KEPT.popitem(last=False)
