@@ -133,7 +133,8 @@ def switch(
 
 def _is_debugged(index: Any) -> bool:
     """Tell whether the Python branch is run as it is, as JAX does with `jax.disable_jit`."""
-    return bool(jax.config.read("jax_disable_jit")) and not is_tracer(index)
+    config: Any = jax.config
+    return config.jax_disable_jit and not is_tracer(index)
 
 
 def _scalar(value: Any, what: str) -> Any:
