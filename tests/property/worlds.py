@@ -1,0 +1,259 @@
+"""Run a program in two worlds, plainly and under a transform, and compare the worlds completely.
+
+Two worlds are equal if a walk through both at once, from everything that the caller ever held,
+finds the same types, the same attributes and keys in the same order, the same statics and arrays,
+and a one-to-one correspondence between the objects: whatever object it is in one world, the
+corresponding place in the other has the corresponding object, never a copy of it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from anabranch.errors import AnabranchError
+from tests.property.contents import (
+    Snapshot,
+    edges,
+    is_array,
+    is_node,
+    is_value,
+    may_be_traced,
+)
+from tests.property.objects import VOCABULARY, arrays_refuse_attributes, is_no_program
+from tests.property.scenario import Arguments, Call, Outside, Scenario, arguments
+
+Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
+_ENOUGH = 5
+_EXACT_TYPES = (int, float, complex, bool, str, bytes, type(None))
+
+
+@dataclass(slots=True)
+class Pairing:
+    """The correspondence between the objects of the plain world and those of the other one."""
+
+    pairs: list[tuple[Any, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    index: tuple[dict[int, int], dict[int, int]] = field(default_factory=lambda: ({}, {}))
+    leaves: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)
+    """What every place held at the last comparison, by number of the object and label."""
+
+    def compare(self, plain: dict[str, Any], other: dict[str, Any]) -> list[str]:
+        """Walk both worlds from all names and from all objects that were ever seen."""
+        return _Walk(self).run(plain, other)
+
+    def name_of(self, side: int, obj: Any) -> str:
+        number = self.index[side].get(id(obj))
+        if number is None:
+            return f"a new {type(obj).__name__}"
+        return f"the {type(obj).__name__} first seen as {self.paths[number]}"
+
+
+class _Walk:
+    """One comparison; it moves the pairing on to the present."""
+
+    def __init__(self, pairing: Pairing) -> None:
+        self.pairing = pairing
+        self.found: list[str] = []
+        self.leaves: dict[tuple[int, str], tuple[Any, Any]] = {}
+        self.todo: deque[int] = deque(range(len(pairing.pairs)))
+        places = Counter(id(leaf) for leaf, _ in pairing.leaves.values())
+        # An array at two places may be written over by itself, which no identity shows.
+        self.unique = {number for number, count in places.items() if count == 1}
+
+    def run(self, plain: dict[str, Any], other: dict[str, Any]) -> list[str]:
+        if list(plain) != list(other):
+            self.found.append(f"names are {list(plain)} and {list(other)}")
+        for name, obj in plain.items():
+            self.visit(-1, name, name, obj, other.get(name))
+        while self.todo and len(self.found) < _ENOUGH:
+            number = self.todo.popleft()
+            a, b = self.pairing.pairs[number]
+            self.inside(number, "", self.pairing.paths[number], a, b)
+        self.pairing.leaves = self.leaves
+        return self.found
+
+    def report(self, path: str, text: str) -> None:
+        if len(self.found) < _ENOUGH:
+            self.found.append(f"{path}: {text}")
+
+    def visit(self, owner: int, label: str, path: str, a: Any, b: Any) -> None:
+        if isinstance(b, jax.core.Tracer):
+            self.report(path, f"a tracer leaked: {b}")
+        elif is_node(a) or is_node(b):
+            self.meet(path, a, b)
+        elif is_value(a) or is_value(b):
+            if type(a) is not type(b):
+                self.report(path, f"is {a!r:.80}, got {b!r:.80}")
+            else:
+                self.inside(owner, label, path, a, b)
+        else:
+            self.leaf((owner, label), path, a, b)
+
+    def meet(self, path: str, a: Any, b: Any) -> None:
+        """Two nodes at one place: the same pair as everywhere else, or a new pair."""
+        if type(a) is not type(b):
+            self.report(path, f"is {a!r:.80}, got {b!r:.80}")
+            return
+        numbers = [self.pairing.index[side].get(id(obj)) for side, obj in enumerate((a, b))]
+        if numbers[0] != numbers[1]:
+            expected, got = self.pairing.name_of(0, a), self.pairing.name_of(1, b)
+            self.report(path, f"is {expected}, got {got}")
+        elif numbers[0] is None:
+            number = len(self.pairing.pairs)
+            self.pairing.pairs.append((a, b))
+            self.pairing.paths.append(path)
+            for side, obj in enumerate((a, b)):
+                self.pairing.index[side][id(obj)] = number
+            self.todo.append(number)
+
+    def inside(self, owner: int, label: str, path: str, a: Any, b: Any) -> None:
+        held_a, held_b = edges(a), edges(b)
+        names_a, names_b = [name for name, _ in held_a], [name for name, _ in held_b]
+        if names_a != names_b:
+            self.report(path, f"{type(a).__name__} holds {names_a}, got {names_b}")
+            return
+        for kind in ("maxlen", "default_factory"):
+            if isinstance(a, deque | defaultdict) and getattr(a, kind, 0) != getattr(b, kind, 0):
+                self.report(path, f"{kind} differs")
+        for (name, child_a), (_, child_b) in zip(held_a, held_b, strict=True):
+            self.visit(owner, label + name, path + name, child_a, child_b)
+
+    def leaf(self, key: tuple[int, str], path: str, a: Any, b: Any) -> None:
+        self.leaves[key] = (a, b)
+        if not same_leaf(a, b):
+            self.report(path, f"is {describe(a)}, got {describe(b)}")
+        old_a, old_b = self.pairing.leaves.get(key, (None, None))
+        if a is old_a and id(a) in self.unique and not _same_object(a, b, old_b):
+            self.report(path, f"{describe(a)} was not written, but is another object now")
+
+
+def _same_object(a: Any, b: Any, old_b: Any) -> bool:
+    """An unwritten array is the same object; of a number, only that it is no array now."""
+    return b is old_b if is_array(a) else is_array(old_b) or not is_array(b)
+
+
+def describe(leaf: Any) -> str:
+    if is_array(leaf):
+        weak = " (weak)" if getattr(leaf, "weak_type", False) else ""
+        return f"{type(leaf).__name__} {leaf.dtype}{list(leaf.shape)} {leaf.tolist()}{weak}"
+    return f"{type(leaf).__name__} {leaf!r:.80}"
+
+
+def same_leaf(a: Any, b: Any) -> bool:
+    """Compare two arrays or statics; `b` may be a JAX array for a number or a NumPy array (S1a)."""
+    if isinstance(b, jax.Array) and not isinstance(a, jax.Array):
+        if may_be_traced(a):
+            return b.shape == () and b.dtype == jax.dtypes.canonicalize_dtype(type(a)) and b == a
+        return isinstance(a, (np.ndarray, np.generic)) and _same_array(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, jax.Array) and a.weak_type != b.weak_type:
+        return False
+    if isinstance(a, (jax.Array, np.ndarray, np.generic)):
+        return _same_array(a, b)
+    if type(a) is float:
+        return struct.pack("d", a) == struct.pack("d", b)
+    return a == b if type(a) in _EXACT_TYPES else a is b
+
+
+def _same_array(a: Any, b: Any) -> bool:
+    """Compare bit for bit but for the sign of zero: XLA simplifies `x + 0` to `x`."""
+    x, y = np.asarray(a), np.asarray(b)
+    return x.dtype == y.dtype and x.shape == y.shape and np.array_equal(x, y, equal_nan=True)
+
+
+class NotAProgramError(Exception):
+    """What was run is outside of what transforms have to support."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`kind` is "equal", "unequal", or "refused" (one of our own errors, and no error plainly)."""
+
+    kind: str
+    message: str = ""
+    raised: int = 0
+    """How many calls raised, in both worlds."""
+
+
+def run(scenario: Scenario, transform: Transform) -> Outcome:
+    """Run a program in both worlds and compare them after every action."""
+    with arrays_refuse_attributes():
+        return _run(scenario, transform)
+
+
+def _run(scenario: Scenario, transform: Transform) -> Outcome:
+    plain, other = scenario.world(), scenario.world()
+    functions = scenario.compile()
+    transformed = {name: transform(function) for name, function in functions.items()}
+    pairing, raised = Pairing(), 0
+    if found := pairing.compare(plain, other):
+        raise AssertionError(f"a world is not reproducible: {found}")
+    for action in scenario.actions:
+        if isinstance(action, Outside):
+            exec(action.line, VOCABULARY, plain)
+            try:
+                exec(action.line, VOCABULARY, other)
+            except Exception as error:
+                return Outcome("unequal", f"in {action.line}\nraised {error!r}")
+        else:
+            outcome = _call(action, plain, other, functions, transformed, pairing)
+            if isinstance(outcome, Outcome):
+                return outcome
+            raised += outcome
+        if found := pairing.compare(plain, other):
+            return Outcome("unequal", "\n".join([f"after {action.text()}", *found]))
+    return Outcome("equal", raised=raised)
+
+
+def _call(
+    action: Call,
+    plain: dict[str, Any],
+    other: dict[str, Any],
+    functions: dict[str, Callable[..., Any]],
+    transformed: dict[str, Callable[..., Any]],
+    pairing: Pairing,
+) -> Outcome | bool:
+    """Make one call in both worlds; tell whether both raised, or how they differ."""
+    where = f"in {action.text()}"
+    before = [Snapshot([pair[side] for pair in pairing.pairs]) for side in (0, 1)]
+    given = [arguments(action.arguments, names) for names in (plain, other)]
+    if before[0].changes():
+        raise NotAProgramError("an argument is a path that makes an entry of a defaultdict")
+    expected = _attempt(functions[action.function], given[0], action.result, plain)
+    if expected is not None and is_no_program(expected):
+        raise NotAProgramError(
+            "a statement takes a number or a NumPy array for something else"
+        ) from expected
+    got = _attempt(transformed[action.function], given[1], action.result, other)
+    if got is None and expected is not None:
+        return Outcome("unequal", f"{where}\nraised nothing instead of {expected!r}")
+    if got is not None and expected is None:
+        kind = "refused" if isinstance(got, AnabranchError) else "unequal"
+        return Outcome(kind, f"{where}\nraised {type(got).__name__}: {got}")
+    if got is None or expected is None:
+        return False
+    if type(got) is not type(expected):
+        return Outcome("unequal", f"{where}\nraised {got!r} instead of {expected!r}")
+    if changes := before[1].changes():
+        return Outcome("unequal", "\n".join([f"{where}\nraised, and yet", *changes[:_ENOUGH]]))
+    before[0].restore()
+    return True
+
+
+def _attempt(
+    function: Callable[..., Any], given: Arguments, result: str, names: dict[str, Any]
+) -> Exception | None:
+    args, kwargs = given
+    try:
+        names[result] = function(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None
