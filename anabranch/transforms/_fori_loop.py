@@ -1,0 +1,156 @@
+"""`fori_loop`: a value that holds objects is carried over a range of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anabranch import _jax
+from anabranch.errors import StructureError
+from anabranch.graph._variable import Variable
+from anabranch.transforms._box import finish
+from anabranch.transforms._call import flatten_call
+from anabranch.transforms._carry import Carry
+from anabranch.transforms._loop import Loop, Stepped, calling
+from anabranch.transforms._runners import Targets, call_kept
+
+T = TypeVar("T")
+
+
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, T], T],
+    init_val: T,
+    *,
+    unroll: int | bool | None = None,
+) -> T:
+    """Loop over a range of integers, as `jax.lax.fori_loop` does; the body may write objects.
+
+    Equal to `for i in range(lower, upper): val = body_fun(i, val)`. The body returns the objects
+    that it was given; a step must leave the structure that it started from. Called again with the
+    same body and structure, the body is not traced again.
+
+    Arguments:
+        lower: the first integer.
+        upper: one past the last integer. If both are known when the function is traced, gradients
+            can be taken in reverse mode.
+        body_fun: from an integer and a value to the next value.
+        init_val: the first value: objects, arrays, containers of them.
+        unroll: see `jax.lax.scan`; only if both bounds are known.
+
+    Returns:
+        The last value; objects in it are those of `init_val`.
+
+    Raises:
+        StructureError: a step leaves another structure, shape or dtype; a bound is no integer.
+
+    >>> import anabranch as ab
+    >>> v = ab.Variable(1)
+    >>> def body(i, v):
+    ...     v.value = v * 2 + i
+    ...     return v
+    >>> ab.fori_loop(0, 3, body, v) is v, int(v)
+    (True, 12)
+    """
+    lower, upper = _bound(lower, "lower"), _bound(upper, "upper")
+    known = not isinstance(lower, jax.Array) and not isinstance(upper, jax.Array)
+    if known and int(upper) <= int(lower):
+        return init_val
+    if not known and unroll is not None:
+        raise StructureError("fori_loop: unroll needs bounds that are known: Python integers")
+    targets = Targets([body_fun])
+    start, stop = _same_type(lower, upper)
+    flat = flatten_call(targets.shown, (start, init_val), {})
+    loop = Loop("fori_loop", flat, (None, Carry), names=["init_val"])
+    counter = _counter(flat.graphdef)
+    loop.fix(counter)
+    call = calling(targets.refs, 0)
+
+    def make() -> Any:
+        def step(i: Any, carried: list[Any], fixed: dict[int, Any]) -> Stepped:
+            return loop.step(call, carried, fixed={**fixed, counter: i})
+
+        def run(stop: Any, *leaves: Any) -> Any:
+            state = (leaves[counter], loop.carry_in(leaves), loop.fixed(leaves))
+            if known:
+                return _scanned(loop, step, state, int(upper) - int(lower), unroll)
+            return _until(loop, step, state, stop)
+
+        return run
+
+    bounds = (int(lower), int(upper)) if known else None
+    key = ("fori_loop", flat.graphdef, bounds, unroll)
+    report, groups = call_kept(key, targets, make, None if known else stop, *flat.leaves)
+    return finish(flat, report, groups)
+
+
+def _scanned(loop: Loop, step: Any, state: tuple[Any, ...], length: int, unroll: Any) -> Any:
+    """Run a known number of steps."""
+    start, carried, fixed = state
+
+    def body(state: tuple[Any, list[Any]], _: None) -> Any:
+        done = step(*state, fixed)
+        return (state[0] + 1, done.carried), (done.report, done.marks)
+
+    (_, carried), (report, marks) = jax.lax.scan(
+        body, (start, carried), None, length=length, unroll=1 if unroll is None else unroll
+    )
+    return report, loop.outputs(carried, marks, ())
+
+
+def _until(loop: Loop, step: Any, state: tuple[Any, ...], stop: Any) -> Any:
+    """Run steps until a bound that is known at run time only."""
+    start, carried, fixed = state
+    steps: list[Stepped] = []  # a while loop returns what it carries: the report leaves by this way
+
+    def body(state: tuple[Any, Any, list[Any]]) -> Any:
+        i, stop, carried = state
+        steps.append(step(i, carried, fixed))
+        return i + 1, stop, steps[-1].carried
+
+    _, _, carried = jax.lax.while_loop(
+        lambda state: state[0] < state[1], body, (start, stop, carried)
+    )
+    return steps[-1].report, loop.outputs(carried, steps[-1].marks, ())
+
+
+def _counter(graphdef: Any) -> int:
+    """Return the leaf that is the first argument of the body."""
+    _, args, _ = graphdef.entries[graphdef.root].edges
+    return ~graphdef.entries[args].edges[0]
+
+
+def _bound(bound: Any, name: str) -> Any:
+    if isinstance(bound, Variable):
+        bound = bound.value
+    array = isinstance(bound, (jax.Array, np.ndarray, np.generic, int))
+    if (
+        not array
+        or np.shape(bound) != ()
+        or not jnp.issubdtype(jnp.result_type(bound), jnp.integer)
+    ):
+        kind = jax.typeof(bound) if array else f"a {type(bound).__name__}"
+        raise StructureError(f"fori_loop: {name} is {kind}, but bounds are integer scalars")
+    if isinstance(bound, np.ndarray):
+        return bound[()]
+    concrete = isinstance(bound, jax.Array) and not _jax.is_tracer(bound)
+    if concrete and not _jax.is_root(_jax.current_trace()):
+        return np.asarray(bound)[()]  # known, so that gradients can be taken in reverse mode
+    return bound
+
+
+def _same_type(lower: Any, upper: Any) -> tuple[Any, Any]:
+    """Return the bounds with one dtype; Python integers take that of the other bound."""
+    types = {jnp.result_type(x) for x in (lower, upper) if not isinstance(x, int)}
+    if len(types) > 1:
+        first, second = jnp.result_type(lower), jnp.result_type(upper)
+        raise StructureError(f"fori_loop: lower is {first}, but upper is {second}")
+    if not types:
+        return lower, upper
+    (dtype,) = types
+    return jnp.asarray(lower, dtype), jnp.asarray(upper, dtype)

@@ -1,0 +1,143 @@
+"""`while_loop`: a value that holds objects is carried while a condition holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from anabranch.errors import StructureError, bounded, first_few
+from anabranch.graph._flatten import namer
+from anabranch.graph._variable import Variable
+from anabranch.transforms._box import finish
+from anabranch.transforms._call import flatten_call
+from anabranch.transforms._carry import Carry
+from anabranch.transforms._loop import Loop, Stepped, calling
+from anabranch.transforms._runners import Targets, call_kept
+
+T = TypeVar("T")
+
+
+def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_val: T) -> T:
+    """Loop while a condition holds, as `jax.lax.while_loop` does; functions may write objects.
+
+    Equal to `while cond_fun(val): val = body_fun(val)`. The body returns the objects that it was
+    given; a step must leave the structure that it started from. What the condition writes counts
+    too, once more than there are steps. Called again with the same functions and structure, they
+    are not traced again.
+
+    Arguments:
+        cond_fun: from a value to a boolean scalar.
+        body_fun: from a value to the next value.
+        init_val: the first value: objects, arrays, containers of them.
+
+    Returns:
+        The last value; objects in it are those of `init_val`. Containers that the body makes anew
+        are new, also if there were no steps.
+
+    Raises:
+        StructureError: a step leaves another structure, shape or dtype, or the condition is no
+            boolean scalar.
+
+    >>> import anabranch as ab
+    >>> v = ab.Variable(1)
+    >>> def double(v):
+    ...     v.value = v * 2
+    ...     return v
+    >>> ab.while_loop(lambda v: v < 100, double, v) is v, int(v)
+    (True, 128)
+    """
+    targets = Targets([cond_fun, body_fun])
+    flat = flatten_call(targets.shown, (init_val,), {})
+    loop = Loop("while_loop", flat, (Carry,), names=["init_val"])
+
+    def make() -> Any:
+        return _while_runner(loop, targets.refs)
+
+    key = ("while_loop", flat.graphdef)
+    report, groups, pair = call_kept(key, targets, make, *flat.leaves)
+    result = finish(flat, report, groups)
+    return result if pair is None else result[0]
+
+
+def _while_runner(loop: Loop, refs: Sequence[Any]) -> Any:
+    call_cond, call_body = calling(refs, 0), calling(refs, 1)
+
+    def run(*leaves: Any) -> Any:
+        fixed = loop.fixed(leaves)
+
+        def test(carried: list[Any]) -> Stepped:
+            done = loop.step(call_cond, carried, fixed=fixed, pick=_predicate, result=0)
+            return done._replace(stacked=[], fixed=[])
+
+        tested = jax.jit(test, inline=True)  # the loop replays the trace that is made here
+        carried = loop.carry_in(leaves)
+        first = tested.eval_shape(carried)
+        if any(mark is not None for mark in first.marks):
+            return _testing_in_body(loop, tested, (call_cond, call_body), carried, fixed)
+        steps: list[Stepped] = []
+
+        def body(carried: list[Any]) -> list[Any]:
+            steps.append(loop.step(call_body, carried, fixed=fixed))
+            return steps[-1].carried
+
+        last = jax.lax.while_loop(lambda carried: tested(carried).picked, body, carried)
+        return steps[-1].report, loop.outputs(last, steps[-1].marks, ()), None
+
+    return run
+
+
+def _testing_in_body(
+    loop: Loop, tested: Any, calls: tuple[Any, Any], carried: list[Any], fixed: Any
+) -> Any:
+    """Run a condition that writes: before the loop, and at the end of each step."""
+    call_cond, call_body = calls
+    steps: list[Stepped] = []
+
+    def both(made: Any) -> Any:
+        value = call_body(made)
+        return value, call_cond(made._replace(args=(value,)))
+
+    def pick(result: Any) -> Any:
+        return _predicate(result[1])
+
+    def body(state: tuple[Any, list[Any]]) -> Any:
+        done = loop.step(both, state[1], fixed=fixed, pick=pick, result=(Carry, 0))
+        steps.append(done)
+        return done.picked, done.carried
+
+    first = tested(carried)
+    state = (first.picked, first.carried)
+    predicate, last = jax.lax.while_loop(lambda state: state[0], body, state)
+    _check_condition(loop, first, steps[-1])
+    # `()` says that the result is a pair, without being an array that JAX would bring out
+    return steps[-1].report, [*loop.outputs(last, steps[-1].marks, ()), [predicate]], ()
+
+
+def _predicate(result: Any) -> Any:
+    value = result.value if isinstance(result, Variable) else result
+    array = isinstance(value, (jax.Array, np.ndarray, np.bool_, bool))
+    if not array or np.shape(value) != () or jnp.result_type(value) != jnp.bool_:
+        kind = jax.typeof(value) if array else f"a {type(value).__name__}"
+        raise StructureError(
+            f"while_loop: cond_fun returned {kind}, but a condition is a boolean scalar"
+        )
+    return jnp.asarray(value)
+
+
+def _check_condition(loop: Loop, first: Stepped, step: Stepped) -> None:
+    """Raise if a step undoes what the condition writes: then it cannot be told afterwards."""
+    kept = {index for index, _ in step.report.delta.changed}
+    lost = [index for index, _ in first.report.delta.changed if index not in kept]
+    if lost:
+        name = namer(loop.graphdef)
+        raise StructureError(
+            bounded(
+                "while_loop: cond_fun writes what a step then replaces or sets back:\n"
+                f"{first_few([name(index) for index in lost])}\n"
+                "write it in body_fun"
+            )
+        )
