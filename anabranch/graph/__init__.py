@@ -30,6 +30,7 @@ from anabranch.graph._map import map_leaves, recursive_map
 from anabranch.graph._merge import clone, merge
 from anabranch.graph._module import Module
 from anabranch.graph._pop import pop
+from anabranch.graph._recording import perturb, sow
 from anabranch.graph._rngs import Rngs, RngStream
 from anabranch.graph._split import graphdef, split, state
 from anabranch.graph._state import State
@@ -85,9 +86,11 @@ __all__ = [
     "merge",
     "merge_context",
     "node",
+    "perturb",
     "pop",
     "recursive_map",
     "register_node",
+    "sow",
     "split",
     "split_context",
     "state",

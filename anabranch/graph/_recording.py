@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -109,7 +108,7 @@ def perturb(module: Any, name: str, value: T, *, kind: type[Variable] = Perturba
     Arguments:
         module: the Module that the value belongs to.
         name: of the value.
-        value: an array, or a pytree of arrays.
+        value: an array.
         kind: the kind of Variable of the perturbation.
 
     Returns:
@@ -134,18 +133,16 @@ def perturb(module: Any, name: str, value: T, *, kind: type[Variable] = Perturba
     records = _recording(module, kind)
     if records is None:
         return value
+    array: Any = value.value if isinstance(value, Variable) else value
     known = attributes_of(records).get(f"{name}/")
     if known is None:
         if not records.given:
-            setattr(records, f"{name}/", kind(jax.tree.map(jnp.zeros_like, value)))
+            setattr(records, f"{name}/", kind(jnp.zeros_like(array)))
         return value
-    return jax.tree.map(lambda x, p: _add(name, x, p), value, known.value)
-
-
-def _add(name: str, x: Any, p: Any) -> Any:
-    if np.shape(x) != np.shape(p):
+    if np.shape(array) != np.shape(known.value):
         raise StructureError(
-            f"perturb: the value {name!r} has the shape {np.shape(x)}, but its perturbation "
-            f"{np.shape(p)}; perturbations are made by `capture(f, Perturbation)` for the same call"
+            f"perturb: the value {name!r} has the shape {np.shape(array)}, but its perturbation "
+            f"{np.shape(known.value)}; perturbations are made by `capture(f, Perturbation)` for "
+            "the same call"
         )
-    return x + p
+    return array + known.value

@@ -60,8 +60,8 @@ class Lanes:
         self.axes = [*own, *[None] * len(self.streams.split)]
         self._forward: list[Any] = list(self.axes)
         for stream in self.streams.split:
-            self.axes[stream.key] = 0
-            self._forward[stream.key] = self._forward[stream.count] = _NEVER
+            self.axes[stream.key_leaf] = 0
+            self._forward[stream.key_leaf] = self._forward[stream.count_leaf] = _NEVER
         self._asked = {axis for axis in (*values_of(args), *values_of(kwargs)) if _is_axis(axis)}
 
     def feed(self, flat: Flat) -> list[Any]:
@@ -110,7 +110,7 @@ class LaneGroups:
         self._call, self._result, self._check, self._name = lanes, result, check, name
         # a negative axis counts from the rank of each output, which nobody knows before the trace
         asked = {*lanes.asked, *[axis for axis in values_of(result) if _is_axis(axis)], 0}
-        known = asked - {None}
+        known = {axis for axis in asked if axis is not None}
         positive = set(range(_MAX_RANK)) if min(known) < 0 else known
         self.axes: list[int | None] = [None, *sorted(positive)]
         self.count = len(self.axes)

@@ -101,11 +101,11 @@ class Shards:
         )
         self.specs = [*own, *[PartitionSpec()] * len(self.streams.split)]
         self._forward: list[Any] = list(self.specs)
-        self._stacked = {stream.key for stream in self.streams.split}
+        self._stacked = {stream.key_leaf for stream in self.streams.split}
         for leaf in given_perturbations(flat.graphdef):
             if np.shape(flat.leaves[leaf])[:1] == (self.lanes,):
                 self._stacked.add(leaf)
-        for leaf in (*self._stacked, *[stream.count for stream in self.streams.split]):
+        for leaf in (*self._stacked, *[stream.count_leaf for stream in self.streams.split]):
             self._forward[leaf] = _NEVER
 
     def _fit(self, value: Any, leaf: Any) -> PartitionSpec:
@@ -222,8 +222,8 @@ class ShardGroups:
                 zip(graphdef.entries[index].keys, graphdef.entries[index].edges, strict=True)
             )
             for key, edge in zip(entry.keys, entry.edges, strict=True):
-                leaf: Any = old.get(key)
-                if type(edge) is type(leaf) is int and edge < 0 and leaf < 0:
+                leaf = old.get(key)
+                if isinstance(edge, int) and isinstance(leaf, int) and edge < 0 and leaf < 0:
                     before[~edge] = self._call.specs[~leaf]
         given: list[Found] = []
         for slot, spec in enumerate(specs):

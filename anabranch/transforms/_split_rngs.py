@@ -90,7 +90,7 @@ def _streams(node: Any, only: Filter) -> list[tuple[Variable, Variable]]:
     for stream in find_streams(flat.graphdef):
         key: Any = flat.objects[stream.key_variable]
         count: Any = flat.objects[stream.count_variable]
-        if not predicate(infos[stream.key].path, key):
+        if not predicate(infos[stream.key_leaf].path, key):
             other.append(name(stream.key_variable))
             continue
         if batch_shape(key.value):
@@ -113,7 +113,7 @@ def _streams(node: Any, only: Filter) -> list[tuple[Variable, Variable]]:
 
 
 @overload
-def split_rngs(
+def split_rngs(  # pyright: ignore[reportOverlappingOverload]  # what can be called is no node
     target: Callable[P, R], /, *, splits: int | tuple[int, ...], only: Filter = ...
 ) -> Callable[P, R]: ...
 @overload

@@ -27,8 +27,8 @@ Policy: TypeAlias = Literal["split", "share"] | None
 class Stream(NamedTuple):
     """A random stream, by its place in a graphdef."""
 
-    key: int  # the leaf
-    count: int  # the leaf
+    key_leaf: int
+    count_leaf: int
     key_variable: int  # the entry
     count_variable: int  # the entry
 
@@ -92,18 +92,18 @@ class SharedStreams:
             self.split = [
                 s
                 for s in self._all.values()
-                if is_shared[s.key]
-                and is_shared[s.count]
-                and batch_shape(leaves[s.key]) == np.shape(leaves[s.count]) == ()
+                if is_shared[s.key_leaf]
+                and is_shared[s.count_leaf]
+                and batch_shape(leaves[s.key_leaf]) == np.shape(leaves[s.count_leaf]) == ()
             ]
 
     def feed(self, leaves: Sequence[Any], lanes: int) -> list[Any]:
         """Return the leaves that go in: stacked keys, zero counts, and then advanced counts."""
         fed = list(leaves)
         for s in self.split:
-            key, count = leaves[s.key], jnp.asarray(leaves[s.count])
-            fed[s.key] = split_key(key, count, lanes)
-            fed[s.count] = jnp.zeros_like(count)
+            key, count = leaves[s.key_leaf], jnp.asarray(leaves[s.count_leaf])
+            fed[s.key_leaf] = split_key(key, count, lanes)
+            fed[s.count_leaf] = jnp.zeros_like(count)
             fed.append(count + 1)
         return fed
 
@@ -121,7 +121,7 @@ class SharedStreams:
             if type(count) is not int or count >= 0 or not self._is_shared[~count]:
                 continue
             stream = self._all.get(index)
-            if stream is not None and not self._is_shared[stream.key]:
+            if stream is not None and not self._is_shared[stream.key_leaf]:
                 continue  # lanes have their own keys, and count alike
             slot: Any = entry.edges[0]
             if index in advanced and type(slot) is int and slot < 0:

@@ -1,0 +1,203 @@
+"""`capture`: collect what `sow` and `perturb` record while a function runs.
+
+It is the box without a transform: the function runs on twins, and every Module among them gets an
+attribute that holds its Records. So the caller's objects are never marked, other threads notice
+nothing, and a failure leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
+
+import jax
+
+from anabranch.errors import UpdateError, bounded, first_few
+from anabranch.graph import _kinds, _static
+from anabranch.graph._flatten import flatten
+from anabranch.graph._leaf_info import LeafInfo, LeafInfos, check_paths_are_disjoint, path_text
+from anabranch.graph._module import Module
+from anabranch.graph._recording import ATTRIBUTE, Records, records_of
+from anabranch.graph._state import State
+from anabranch.graph._variable import Intermediate, Perturbation, Variable, stand_in
+from anabranch.transforms._box import ONE_GROUP, finish, run_inside
+from anabranch.transforms._call import Call, flatten_call
+from anabranch.transforms._wrap import wrap
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def capture(
+    function: Callable[P, R], /, *kinds: type[Variable], init: State | None = None
+) -> Callable[P, tuple[R, State]]: ...
+@overload
+def capture(
+    function: None = None, /, *kinds: type[Variable], init: State | None = None
+) -> Callable[[Callable[P, R]], Callable[P, tuple[R, State]]]: ...
+def capture(function: Any = None, /, *kinds: type[Variable], init: State | None = None) -> Any:
+    """Collect the values that `sow` and `perturb` record while a function runs.
+
+    Values come from any depth and through every transform; vmap, pmap, shard_map and scan stack
+    them along axis 0. Nothing is left on the modules. Modules are those that the arguments
+    (or what the function itself holds, such as a bound `self`) reach when the call starts; what is
+    recorded on others is dropped. Of several captures around each other, the innermost that
+    asks for a kind gets the values.
+
+    Arguments:
+        function: a function, method or callable object.
+        kinds: the kinds of Variables to collect; `Intermediate` if there are none.
+        init: perturbations for `perturb` to add, as `capture(function, Perturbation)` has
+            made them; then none are made.
+
+    Returns:
+        A function that returns `(result, state)`. The path of a value is that of its module,
+        then its name, and, if it was sown, its number. The path of a module in an argument begins
+        with the position or the name of the argument.
+
+    Raises:
+        StructureError: two values have the same path.
+        UpdateError: a perturbation belongs to no module.
+
+    >>> import anabranch as ab, jax.numpy as jnp
+    >>> class Square(ab.Module):
+    ...     def __call__(self, x):
+    ...         ab.sow(self, "x", x)
+    ...         return x**2
+    >>> def squares(model, xs):
+    ...     return ab.vmap(model)(xs)
+    >>> out, state = ab.capture(squares)(Square(), jnp.arange(3.0))
+    >>> state[0]["x"][0].tolist()
+    [0.0, 1.0, 2.0]
+    """
+    asked = kinds or (() if init is not None else (Intermediate,))
+    for kind in asked:
+        if not (isinstance(kind, type) and issubclass(kind, Variable)):
+            raise TypeError(f"capture takes kinds of Variables, not {kind!r}")
+    if function is None:
+        return lambda f: _captured(f, asked, init)
+    return _captured(function, asked, init)
+
+
+def _captured(function: Any, kinds: tuple[type, ...], init: State | None) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flat = flatten_call(_record, (Call(function, args, kwargs), kinds, init), {})
+        inside = run_inside(flat.graphdef, flat.leaves, ONE_GROUP)
+        return finish(flat, inside.report, inside.groups)
+
+    return wrap(call, function)
+
+
+class _Recorder(NamedTuple):
+    """The Records of one Module."""
+
+    path: tuple[Any, ...]
+    module: Any
+    records: Records
+    before: Records | None
+
+
+def _record(call: Call, kinds: tuple[type, ...], init: State | None) -> Any:
+    """Run a call whose objects are twins, and return its result and what was recorded."""
+    recorders = [*_attach(call, kinds, init)]
+    result = call.run()
+    found = [*_found(recorders)]
+    infos = LeafInfos([info for info, _ in found])
+    check_paths_are_disjoint(infos)
+    _detach(recorders, (call, result))
+    return result, State(infos, tuple([leaf for _, leaf in found]))
+
+
+def _attach(call: Call, kinds: tuple[type, ...], init: State | None) -> Iterator[_Recorder]:
+    """Give every Module that a call reaches its Records, and yield them."""
+    given = _given(init)
+    flat = flatten(call)
+    accepted = (*kinds, *{type(v) for below in given.values() for v in below.values()})
+    for visit in flat.graphdef.visit():
+        edge = visit.edge
+        if type(edge) is not int or edge < 0 or not visit.first:
+            continue
+        module = flat.objects[edge]
+        if not _can_record(flat.graphdef.entries[edge], module):
+            continue
+        path = _short(visit.path)
+        before = records_of(module)
+        records = Records(accepted, before, given=init is not None)
+        for name, variable in given.pop(path, {}).items():
+            setattr(records, f"{name}/", variable)
+        _set(module, records)
+        yield _Recorder(path, module, records, before)
+    if given:
+        unknown = [path_text((*path, name)) for path, below in given.items() for name in below]
+        raise UpdateError(
+            bounded(
+                "capture: there is no module for these perturbations of `init`:\n"
+                f"{first_few(unknown)}\nThey are those of the same call, made by "
+                "`capture(f, Perturbation)`"
+            )
+        )
+
+
+def _can_record(entry: Any, module: Any) -> bool:
+    if isinstance(module, Records):
+        return False
+    return entry.kind in (_kinds.MODULE, _kinds.OBJECT) and hasattr(module, "__dict__")
+
+
+def _short(path: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the path of a module in a call: what the function holds, then the arguments."""
+    part, below = path[0], path[1:]
+    if part == "function":
+        return below[1:] if below[:1] == ("__self__",) else below
+    return below
+
+
+def _given(init: State | None) -> dict[tuple[Any, ...], dict[str, Variable]]:
+    """Return the perturbations by the path of their module and by name."""
+    given: dict[tuple[Any, ...], dict[str, Variable]] = {}
+    if init is not None:
+        for info, leaf in zip(init.infos, init.leaves, strict=True):
+            kind = Perturbation if info.kind is jax.Array else info.kind
+            metadata = {key: _static.decode(cast("Any", value)) for key, value in info.metadata}
+            variable = stand_in(kind, leaf, metadata)
+            given.setdefault(info.path[:-1], {})[str(info.path[-1])] = variable
+    return given
+
+
+def _found(recorders: list[_Recorder]) -> Iterator[tuple[LeafInfo, Any]]:
+    """Yield what was recorded."""
+    for path, _, records, _ in recorders:
+        for key, variable in records.recorded():
+            name, number = key.rsplit("/", 1)
+            if not number and records.given:
+                continue  # it was not recorded, but given
+            own = (*path, name, int(number)) if number else (*path, name)
+            flat = flatten(variable)
+            for info, leaf in zip(flat.graphdef.infos, flat.leaves, strict=True):
+                yield info._replace(path=(*own, *info.path)), leaf
+
+
+def _detach(recorders: list[_Recorder], reached: Any) -> None:
+    """Take the Records off, also from copies that the function has made of modules."""
+    for _, module, _, before in recorders:
+        _restore(module, before)
+    ours = {id(recorder.module) for recorder in recorders}
+    for obj in flatten(reached).objects:
+        records = None if id(obj) in ours or obj is None else records_of(obj)
+        if records is not None:
+            _restore(obj, records.outer)
+
+
+def _restore(module: Any, before: Records | None) -> None:
+    if before is not None:
+        _set(module, before)
+    elif records_of(module) is not None:
+        delattr(module, ATTRIBUTE)
+
+
+def _set(module: Any, records: Records) -> None:
+    if isinstance(module, Module):
+        setattr(module, ATTRIBUTE, records)
+    else:  # whatever the class says about setting attributes
+        object.__setattr__(module, ATTRIBUTE, records)
