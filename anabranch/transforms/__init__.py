@@ -2,6 +2,7 @@
 
 from anabranch.transforms._associative_scan import associative_scan
 from anabranch.transforms._autodiff import jvp, linearize, vjp
+from anabranch.transforms._capture import capture
 from anabranch.transforms._carry import Carry
 from anabranch.transforms._checkify import checkify
 from anabranch.transforms._cond import cond, switch
@@ -29,6 +30,7 @@ __all__ = [
     "StateAxes",
     "StateSharding",
     "associative_scan",
+    "capture",
     "checkify",
     "checkpoint",
     "cond",
