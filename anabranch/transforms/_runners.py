@@ -84,15 +84,82 @@ class Targets:
 class _Kept:
     __slots__ = ("captured", "function", "traced")
 
-    def __init__(self) -> None:
-        self.captured: list[Any] | None = None
+    def __init__(self, function: Callable[..., Any], captured: list[Any] | None) -> None:
+        def run(*args: Any) -> Any:
+            self.traced = True
+            return function(*args)
+
+        self.captured = captured
         self.traced = False
-        self.function: Any = None
+        self.function = jax.jit(run, inline=True)
 
 
-_LIMIT = 512
-_LOCK = threading.Lock()
-_KEPT: OrderedDict[Any, _Kept] = OrderedDict()
+class Runners:
+    """Compiled functions that are used again as long as what they capture is the same.
+
+    Arguments:
+        limit: how many are kept.
+    """
+
+    def __init__(self, limit: int = 512) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Any, _Kept] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def call(
+        self,
+        key: Hashable,
+        functions: Sequence[Any],
+        make: Callable[[], Callable[..., Any]],
+        *args: Any,
+        refs: Sequence[weakref.ref[Any]] = (),
+    ) -> Any:
+        """Call a compiled function, and keep it.
+
+        Arguments:
+            key: what it depends on.
+            functions: the functions of the user that it calls.
+            make: returns what is compiled.
+            args: arrays.
+            refs: functions that it depends on, too, but that it must not keep alive.
+        """
+        entry = (key, tuple(refs))
+        now = captured(functions)
+        with self._lock:
+            kept = self._kept.get(entry)
+            if kept is not None:
+                self._kept.move_to_end(entry)
+        if kept is None or now is None or kept.captured != now:
+            kept = _Kept(make(), now)
+        result = kept.function(*args)
+        if kept.traced:
+            kept.traced = False
+            # a function may count its own traces in what it captures
+            kept.captured = captured(functions)
+            if kept.captured is not None:
+                self._keep(key, refs, kept)
+        return result
+
+    def _keep(self, key: Hashable, refs: Sequence[weakref.ref[Any]], kept: _Kept) -> None:
+        table = self._kept
+
+        def forget(_: object) -> None:
+            table.pop(entry, None)
+
+        # equal to the entry that is looked up; besides, these references tell when a function dies
+        entry = (key, tuple([weakref.ref(ref(), forget) for ref in refs]))
+        with self._lock:
+            table.pop(entry, None)
+            table[entry] = kept
+            while len(table) > self._limit:
+                table.popitem(last=False)
+
+
+DIRECT = Runners()
+"""Those of direct calls."""
 
 
 def call_kept(
@@ -106,44 +173,4 @@ def call_kept(
         make: returns what is compiled. It must hold targets by their `refs` only.
         args: arrays.
     """
-    entry = (key, tuple(targets.refs))
-    now = captured(targets.functions)
-    with _LOCK:
-        kept = _KEPT.get(entry)
-        if kept is not None:
-            _KEPT.move_to_end(entry)
-    if kept is None or now is None or kept.captured != now:
-        kept = _Kept()
-        kept.function = _compile(make(), kept)
-        kept.captured = now
-    result = kept.function(*args)
-    if kept.traced:
-        kept.traced = False
-        # a function may count its own traces in what it captures
-        kept.captured = captured(targets.functions)
-        if kept.captured is not None:
-            _keep(entry, kept)
-    return result
-
-
-def _compile(function: Callable[..., Any], kept: _Kept) -> Any:
-    def run(*args: Any) -> Any:
-        kept.traced = True
-        return function(*args)
-
-    return jax.jit(run, inline=True)
-
-
-def _keep(entry: tuple[Hashable, tuple[weakref.ref[Any], ...]], kept: _Kept) -> None:
-    def forget(_: object, table: OrderedDict[Any, _Kept] = _KEPT) -> None:  # (at exit, too)
-        table.pop(watching, None)
-
-    # equal to the entry that is looked up; besides, these references tell when a function dies
-    key, refs = entry
-    functions = [ref() for ref in refs]
-    watching = (key, tuple([weakref.ref(function, forget) for function in functions]))
-    with _LOCK:
-        _KEPT.pop(watching, None)
-        _KEPT[watching] = kept
-        while len(_KEPT) > _LIMIT:
-            _KEPT.popitem(last=False)
+    return DIRECT.call(key, targets.functions, make, *args, refs=targets.refs)

@@ -8,6 +8,7 @@ the number of arrays, which come from whichever side was run.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,18 +59,21 @@ class _Place(NamedTuple):
     numbers: bool  # Python numbers that differ become arrays
 
 
-def unite(graphdef: GraphDef, reports: Sequence[Report], names: Sequence[str]) -> United:
+def unite(
+    graphdef: GraphDef, reports: Sequence[Report], names: Sequence[str], *, results: bool = False
+) -> United:
     """Return the union of reports on one call.
 
     Arguments:
         graphdef: of the call.
         reports: what each function did.
         names: how messages call each function.
+        results: whether every array that the result reaches has a slot, in known objects too.
 
     Raises:
         StructureError: they leave different structures or statics.
     """
-    union = _Union(graphdef, reports, names)
+    union = _Union(graphdef, reports, names, results=results)
     union.run()
     if union.differences:
         raise StructureError(
@@ -84,7 +88,15 @@ def unite(graphdef: GraphDef, reports: Sequence[Report], names: Sequence[str]) -
 
 
 class _Union:
-    def __init__(self, graphdef: GraphDef, reports: Sequence[Report], names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        graphdef: GraphDef,
+        reports: Sequence[Report],
+        names: Sequence[str],
+        *,
+        results: bool,
+    ) -> None:
+        self._results = results
         self._graphdef, self._reports, self._names = graphdef, reports, names
         self._known = len(graphdef.entries)
         self._changed = [dict(report.delta.changed) for report in reports]
@@ -92,7 +104,7 @@ class _Union:
         self._paired: dict[tuple[Any, ...], int] = {}  # new nodes, one of each side
         self._partner: list[dict[int, int]] = [{} for _ in reports]
         self._new: list[tuple[Entry, list[Edge]]] = []
-        self._entries: list[tuple[int, Entry, list[Edge]]] = []
+        self._entries: dict[int, tuple[Entry, list[Edge]]] = {}
         self._slots: list[Slot] = []
         self._pending: list[tuple[list[Edge], list[Any], list[_Place]]] = []
         self._root: list[Edge] = []
@@ -101,19 +113,41 @@ class _Union:
     def run(self) -> None:
         """Walk all sides together."""
         for index in sorted(set().union(*self._changed)):
-            sides = [self._known_entry(side, index) for side in range(len(self._reports))]
-            place = _Place(self._name(index), self._has_numbers(index))
-            edges = self._match(sides, place)
-            if edges is not None:
-                self._entries.append((index, sides[0], edges))
-            self._finish()
+            self._match_known(index)
         roots = [self._array(side, r.delta.root) for side, r in enumerate(self._reports)]
         self._pending.append((self._root, [roots], [_Place("the return value", True)]))
         self._finish()
+        if self._results and not self.differences:
+            self._match_results()
+
+    def _match_known(self, index: int) -> None:
+        """Compare what all sides leave in a known object, and give its arrays slots."""
+        sides = [self._known_entry(side, index) for side in range(len(self._reports))]
+        edges = self._match(sides, _Place(self._name(index), self._has_numbers(index)))
+        if edges is not None:
+            self._entries[index] = (sides[0], edges)
+        self._finish()
+
+    def _match_results(self) -> None:
+        """Give slots to the arrays of known objects that the result reaches."""
+        pending, seen = list(self._root), set[Any]()
+        while pending:
+            index = pending.pop()
+            if type(index) is not int or index < 0 or index in seen:
+                continue
+            seen.add(index)
+            if index < self._known and index not in self._entries:
+                self._match_known(index)
+            pending += (
+                self._new[index - self._known] if index >= self._known else self._entries[index]
+            )[1]
 
     def united(self) -> United:
         """Return the result."""
-        changed = [(i, entry._replace(edges=tuple(edges))) for i, entry, edges in self._entries]
+        changed = [
+            (index, entry._replace(edges=tuple(edges)))
+            for index, (entry, edges) in sorted(self._entries.items(), key=operator.itemgetter(0))
+        ]
         new = [entry._replace(edges=tuple(edges)) for entry, edges in self._new]
         delta = Delta(tuple(changed), tuple(new), self._root[0], len(self._slots))
         return United(delta, tuple(self._slots))
@@ -204,7 +238,9 @@ class _Union:
     def _node(self, edges: list[Any], place: _Place) -> Edge:
         first = edges[0]
         if type(first) is int and first < self._known and all(edge == first for edge in edges):
-            return first
+            is_value = not self._graphdef.entries[first].kind.identity
+            if not (self._results and is_value):
+                return first
         entries = [self._entry(side, edge) for side, edge in enumerate(edges)]
         if not all(
             entry.kind is entries[0].kind and (not entry.kind.identity or edge >= self._known)
@@ -363,15 +399,16 @@ def outputs_of(
     united: United,
     group: Callable[[int], int] = lambda slot: 0,
     count: int = 1,
-    forward: Callable[[int], bool] = lambda group: True,
+    share: Callable[[int], bool] = lambda group: True,
 ) -> Outputs:
-    """Choose the values that have to come out; each comes out once a group.
+    """Choose the values that have to come out.
 
     Arguments:
         united: the union.
         group: from the number of a slot to its group.
         count: the number of groups.
-        forward: whether a leaf that no side changed needs no output in a group.
+        share: whether, in a group, one output can serve several slots, and a leaf that no side
+            changed none.
     """
     groups: list[list[Slot]] = [[] for _ in range(count)]
     position: dict[Any, tuple[int, int]] = {}
@@ -380,10 +417,11 @@ def outputs_of(
         at = group(number)
         first = slot.sources[0]
         same = all(source == first for source in slot.sources)
-        if same and type(first) is int and first >= 0 and forward(at):
+        if same and type(first) is int and first >= 0 and share(at):
             places.append(first)
             continue
-        place = position.setdefault((slot.sources, at), (at, len(groups[at])))
+        key = slot.sources if share(at) else number
+        place = position.setdefault((key, at), (at, len(groups[at])))
         if place[1] == len(groups[at]):
             groups[at].append(slot)
         places.append(place)

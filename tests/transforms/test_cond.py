@@ -439,11 +439,11 @@ class TestTraceCounts:
             transforms.switch(0, [h, h], traces)
             return [weakref.ref(x) for x in (model, held, f, g, h, traces)]
 
-        before = len(_runners._KEPT)
+        before = len(_runners.DIRECT)
         refs = run()
         gc.collect()
         assert [ref() for ref in refs] == [None] * len(refs)
-        assert len(_runners._KEPT) == before
+        assert len(_runners.DIRECT) == before
 
 
 class TestCaptures:
