@@ -185,7 +185,7 @@ def _run(
         return run
 
     leaves = array_leaves(flat.leaves)
-    report, outputs = DIRECT.call((kind, graphdef), functions, make, index, *leaves, refs=refs)
+    report, outputs = call_kept((kind, graphdef), targets, make, index, *leaves)
     return finish(flat, report, [outputs])
 
 
