@@ -7,11 +7,17 @@ that trace behind in the object (or lose the write in a cached trace), so it is 
 Every structural write also renews a **stamp**, a fresh object, on the object and globally. Equal
 stamps mean an unchanged structure; stamps are set after the write, so that whoever reads a stamp
 first and then walks the object can only be too careful.
+
+A function that is called on twins in the trace of its caller, by `jax.named_call` say, would own
+all objects of the caller. So a **level** can be opened, whose token takes the place of the trace's.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import weakref
+from collections.abc import Generator
 from typing import Any
 
 from anabranch import _jax
@@ -25,9 +31,49 @@ NOBODY = object()
 """The token of a copy that JAX made inside a trace."""
 
 
+class _Level:
+    """A token of its own within a trace."""
+
+    __slots__ = ("trace",)
+
+    def __init__(self, trace: Any) -> None:
+        self.trace = trace
+
+
+class _Levels(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[_Level] = []
+
+    def of(self, trace: Any) -> _Level | None:
+        """Return the innermost level of a trace in this thread."""
+        return next((level for level in reversed(self.stack) if level.trace is trace), None)
+
+
+_LEVELS = _Levels()
+_OPEN: list[None] = []  # one element for each open level of any thread: most often there is none
+
+
+@contextlib.contextmanager
+def own_level() -> Generator[None]:
+    """Let only what is made from now on, in the current trace, belong to the code that runs."""
+    level = _Level(_current_trace())
+    _LEVELS.stack.append(level)
+    _OPEN.append(None)
+    try:
+        yield
+    finally:
+        _OPEN.pop()
+        _LEVELS.stack.remove(level)
+        level.trace = None  # tokens of objects that outlive it do not keep the trace
+
+
 def current_token() -> Any:
     """Return the token of the current trace; equal tokens are the same object."""
     trace = _current_trace()
+    if _OPEN:
+        level = _LEVELS.of(trace)
+        if level is not None:
+            return level
     if trace is _ROOT:
         return _ROOT
     if trace is None:
@@ -38,6 +84,10 @@ def current_token() -> Any:
 def owns(token: Any) -> bool:
     """Tell whether a token belongs to the current trace."""
     trace = _current_trace()
+    if _OPEN:
+        level = _LEVELS.of(trace)
+        if level is not None:
+            return token is level
     return token is trace or (type(token) is weakref.ref and token() is trace)
 
 

@@ -11,6 +11,7 @@ from anabranch.transforms._fori_loop import fori_loop
 from anabranch.transforms._grad import grad, value_and_grad
 from anabranch.transforms._jacobians import hessian, jacfwd, jacrev
 from anabranch.transforms._jit import JitFunction, jit
+from anabranch.transforms._lift import lift
 from anabranch.transforms._make_jaxpr import make_jaxpr
 from anabranch.transforms._map import map
 from anabranch.transforms._pmap import pmap
@@ -43,6 +44,7 @@ __all__ = [
     "jacrev",
     "jit",
     "jvp",
+    "lift",
     "linearize",
     "make_jaxpr",
     "map",

@@ -1,0 +1,313 @@
+"""`lift`: a graph-aware version of any transform from functions to functions.
+
+The transform is given a function of lists of arrays. Nothing is known about what it does to them,
+so every array that the function leaves behind goes through it, and what comes out of it for an
+object of the caller is checked, as far as one can tell, before it is written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from anabranch.errors import AnabranchError, StructureError, bounded
+from anabranch.graph._build import Built
+from anabranch.graph._delta import Diff, apply
+from anabranch.graph._flatten import Flat
+from anabranch.graph._graphdef import Edge, GraphDef
+from anabranch.graph._leaf_info import path_text
+from anabranch.graph._tokens import own_level
+from anabranch.transforms._box import Assignment, Report, array_leaves, finish, run_inside
+from anabranch.transforms._call import flatten_call
+from anabranch.transforms._differentiated import OBJECTS, leaves_below
+from anabranch.transforms._wrap import name_inside, wrap
+
+
+def lift(transform: Callable[..., Any], /) -> Callable[..., Any]:
+    """Make a transform from functions to functions work with functions of objects.
+
+    The transform is given a function that takes, in the place of each argument, the list of its
+    arrays, and returns one pytree of arrays. An array that several arguments reach belongs to the
+    first. What the function itself holds (a bound `self`) is closed over, as it would be for JAX.
+    So `in_axes=(0, None)` says what it always says; what says something about the result must be
+    one value for all of it (`out_axes=0`).
+
+    What the function writes or returns comes out of the transform as any output does: if it
+    scales the outputs, then also what is written is scaled. If it changes shapes, as
+    `jax.vmap` does, an array of an object can be written only where it comes out along the axis
+    that it went in along; what is broadcast cannot be written.
+
+    If the transform returns the result several times (a value and its derivatives, say), the first
+    is the one whose writes count.
+
+    Arguments:
+        transform: called as `transform(function, *args, **kwargs)`. For options given in advance
+            use `functools.partial`.
+
+    Returns:
+        A function like the transform. Functions that it transforms are transformed once for each
+        structure of the arguments, unless they hold arrays themselves.
+
+    Raises:
+        StructureError: the transform does not take such a function, or writes cannot be expressed.
+
+    >>> import anabranch as ab, functools, jax, jax.numpy as jnp
+    >>> def count(model, x):
+    ...     model["n"].value += 1
+    ...     return model["w"] * x
+    >>> model = {"w": ab.Param(2.0), "n": ab.Variable(0)}
+    >>> float(ab.lift(jax.named_call)(count, name="count")(model, 3.0)), int(model["n"])
+    (6.0, 1)
+    >>> lanes = ab.lift(functools.partial(jax.vmap, in_axes=(None, 0)))
+    >>> lanes(lambda m, x: m["w"] * x)(model, jnp.arange(3.0)).tolist()
+    [0.0, 2.0, 4.0]
+    """
+
+    def lifted(function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        if function is None:
+            return lambda f: lifted(f, *args, **kwargs)
+        return _lifted(lambda run: transform(run, *args, **kwargs), function)
+
+    return lifted
+
+
+def _lifted(transform: Callable[[Any], Any], function: Any) -> Any:
+    kept: dict[Any, Any] = {}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        flat = flatten_call(function, args, kwargs)
+        leaves = array_leaves(flat.leaves)
+        inputs = _Inputs(flat.graphdef)
+        shapes = tuple([np.shape(leaf) for leaf in leaves])
+        key = (flat.graphdef, shapes)
+        transformed = None if inputs.hidden else kept.get(key)
+        if transformed is None:
+            hidden = [leaves[number] for number in inputs.hidden]
+            run = name_inside(_boxed(flat.graphdef, inputs, hidden, shapes), function)
+            transformed = transform(run)
+            if not hidden:
+                transformed = kept.setdefault(key, transformed)
+        positional, named = inputs.of(leaves)
+        output = _call(transformed, positional, named)
+        return _finish(flat, leaves, output)
+
+    return wrap(call, function)
+
+
+class _Inputs:
+    """Which argument each leaf belongs to."""
+
+    def __init__(self, graphdef: GraphDef) -> None:
+        self._count = graphdef.num_leaves
+        call: Any = graphdef.root
+        _, args, kwargs = graphdef.entries[call].edges
+        seen: set[int] = set()
+
+        def own(edge: Edge) -> list[int]:
+            below = [~cast("int", visit.edge) for visit in leaves_below(graphdef, edge)]
+            new = [number for number in dict.fromkeys(below) if number not in seen]
+            seen.update(new)
+            return new
+
+        def edges(entry: Edge) -> dict[Any, Edge]:
+            if not isinstance(entry, int):
+                return {}
+            return dict(
+                zip(graphdef.entries[entry].keys, graphdef.entries[entry].edges, strict=True)
+            )
+
+        self.positional = [own(edge) for edge in edges(args).values()]
+        self.named = {name: own(edge) for name, edge in edges(kwargs).items()}
+        self.hidden = [number for number in range(self._count) if number not in seen]
+
+    def of(self, leaves: Sequence[Any]) -> tuple[list[list[Any]], dict[str, list[Any]]]:
+        """Return the leaves of each argument."""
+        positional = [[leaves[n] for n in numbers] for numbers in self.positional]
+        return positional, {k: [leaves[n] for n in v] for k, v in self.named.items()}
+
+    def join(self, positional: Any, named: Any, hidden: Sequence[Any]) -> list[Any]:
+        """Return all leaves in their order."""
+        leaves: list[Any] = [None] * self._count
+        numbers = [*self.positional, *self.named.values(), self.hidden]
+        given = [*positional, *[named[name] for name in self.named], hidden]
+        for some_numbers, some in zip(numbers, given, strict=True):
+            for number, leaf in zip(some_numbers, some, strict=True):
+                leaves[number] = leaf
+        return leaves
+
+
+class _Outcome:
+    """What the function did and left behind: one pytree node, whatever the transform makes of it.
+
+    `outputs` are the arrays of the slots. `entered` are arrays as they went in, of those that are
+    written and have another shape inside: they must come out as they are.
+    """
+
+    __slots__ = ("entered", "outputs", "static")
+
+    def __init__(
+        self, static: tuple[Report, tuple[_Check, ...]], outputs: Any, entered: Any
+    ) -> None:
+        self.static, self.outputs, self.entered = static, outputs, entered
+
+
+jax.tree_util.register_pytree_node(
+    _Outcome,
+    lambda outcome: ((outcome.outputs, outcome.entered), outcome.static),
+    lambda static, children: _Outcome(static, *children),
+)
+
+_Check = tuple[int, int, tuple[int, ...] | None]
+"""An output, the leaf that it is written over, and its shape inside; None if that leaf has another
+shape inside than outside."""
+
+
+def _boxed(
+    graphdef: GraphDef, inputs: _Inputs, hidden: Sequence[Any], shapes: Sequence[Any]
+) -> Callable[..., Any]:
+    def run(*positional: Any, **named: Any) -> Any:
+        leaves = inputs.join(positional, named, hidden)
+        groups = _WrittenOrKept()
+        try:
+            with own_level():
+                inside = run_inside(graphdef, leaves, groups)
+        except BaseException as error:
+            _RAISED.error = error
+            raise
+        _, outputs = inside.groups
+        checks: list[_Check] = []
+        entered: list[Any] = []
+        for slot, number in groups.pairs:
+            output = ~inside.report.sources[slot]
+            if np.shape(leaves[number]) == shapes[number]:
+                checks.append((output, number, np.shape(outputs[output])))
+            else:
+                checks.append((output, number, None))
+                entered.append(leaves[number])
+        return _Outcome((inside.report, tuple(checks)), outputs, entered)
+
+    return run
+
+
+class _WrittenOrKept:
+    """All leaves go out, but for those that are where they were, in an object that has changed."""
+
+    lanes = False
+    count = 2
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[int, int]] = []  # a slot, and the leaf that it is written over
+
+    def assign(
+        self, graphdef: GraphDef, twins: Built, found: Diff, leaves: Sequence[Any]
+    ) -> Assignment:
+        """Return 0 for what is kept, 1 for the rest."""
+        groups = [1] * found.delta.num_slots
+        known = len(graphdef.entries)
+        pending: list[tuple[Edge, Edge]] = []
+        for index, entry in found.delta.changed:
+            before = graphdef.entries[index]
+            old = dict(zip(before.keys, before.edges, strict=True))
+            pending += [(old.get(k, ()), e) for k, e in zip(entry.keys, entry.edges, strict=True)]
+        while pending:
+            before, now = pending.pop()
+            if not isinstance(before, int) or not isinstance(now, int):
+                continue
+            if before < 0 and now < 0:
+                if found.slots[~now] is leaves[~before]:
+                    groups[~now] = 0
+                else:
+                    self.pairs.append((~now, ~before))
+            elif before >= 0 and now >= known:  # a value that was made anew
+                a, b = graphdef.entries[before], found.delta.new[now - known]
+                if not b.kind.identity and len(a.edges) == len(b.edges):
+                    pending += zip(a.edges, b.edges, strict=True)
+        return Assignment(groups)
+
+    def may_forward(self, leaf: int, group: int) -> bool:
+        """Only what is kept needs no output."""
+        return group == 0
+
+
+class _Raised(threading.local):
+    error: BaseException | None = None
+
+
+_RAISED = _Raised()  # the last error of a function: all others come from its transform
+
+
+def _call(transformed: Any, positional: Any, named: Any) -> Any:
+    try:
+        return transformed(*positional, **named)
+    except (TypeError, ValueError) as error:
+        if error is _RAISED.error or isinstance(error, AnabranchError):
+            raise
+        raise StructureError(
+            bounded(
+                f"the lifted transform failed: {error}\n"
+                "It was given a function that takes a list of arrays for each argument, and "
+                "returns one pytree of arrays; a specification for the result must be one value "
+                "for all of it"
+            )
+        ) from error
+    finally:
+        _RAISED.error = None
+
+
+def _finish(flat: Flat, leaves: Sequence[Any], output: Any) -> Any:
+    found, tree = jax.tree.flatten(output, is_leaf=lambda x: isinstance(x, _Outcome))
+    first = next((x for x in found if isinstance(x, _Outcome)), None)
+    if first is None:
+        raise StructureError(
+            "the lifted transform returned nothing of what its function returned, so it cannot be "
+            "told what the function did to its arguments"
+        )
+    _check_written(flat, leaves, first)
+    others = [x for x in found if isinstance(x, _Outcome) and x is not first]
+    results = {id(x): _plain_result(flat, x) for x in others}
+    results[id(first)] = finish(flat, first.static[0], ([], first.outputs))
+    return tree.unflatten([results.get(id(x), x) for x in found])
+
+
+def _check_written(flat: Flat, leaves: Sequence[Any], outcome: _Outcome) -> None:
+    """Raise unless what is written comes out as the transform took it."""
+    entered = iter(outcome.entered)
+    for output, number, shape in outcome.static[1]:
+        now = np.shape(outcome.outputs[output])
+        if shape is None:
+            wrong = next(entered) is not leaves[number]
+            how = "along another axis than it went in along"
+        else:
+            wrong = now != shape
+            how = f"with shape {now}, but had shape {shape} inside"
+        if wrong:
+            start, *path = flat.graphdef.infos[number].path
+            raise StructureError(
+                bounded(
+                    f"{start}{path_text(tuple(path))} was written, but the lifted transform "
+                    f"brings it out {how}; a transform of anabranch, like `anabranch.vmap`, "
+                    "takes a specification for each leaf"
+                )
+            )
+
+
+def _plain_result(flat: Flat, outcome: _Outcome) -> Any:
+    """Return another result of the transform: a derivative, say, of what was returned."""
+    report = outcome.static[0]
+    delta, known = report.delta, len(flat.graphdef.entries)
+    pending: list[Edge] = [delta.root]
+    while pending:
+        edge = pending.pop()
+        if isinstance(edge, int) and edge >= 0:
+            entry = None if edge < known else delta.new[edge - known]
+            if entry is None or entry.kind in OBJECTS:
+                raise StructureError(
+                    "the lifted transform returns the result several times, so that it must be "
+                    "made of arrays in plain containers that are none of the arguments"
+                )
+            pending += entry.edges
+    return apply(delta._replace(changed=()), flat, lambda i: outcome.outputs[~report.sources[i]])
