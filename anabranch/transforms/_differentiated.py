@@ -8,7 +8,7 @@ several arguments reach belongs to the first of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,9 @@ from anabranch.graph._leaf_info import LeafInfo, LeafInfos, path_text
 from anabranch.graph._state import State
 from anabranch.graph._variable import Param
 from anabranch.transforms._specs import DiffState
+
+Argument: TypeAlias = int | str | DiffState
+"""An argument: its position, its name, or a part of it."""
 
 OBJECTS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
 """The kinds whose derivatives are States; all others keep their form."""
@@ -197,8 +200,9 @@ class Differentiated:
 
     Arguments:
         flat: the call.
-        chosen: positions of arguments, or `DiffState`.
+        chosen: positions or names of arguments, or `DiffState`.
         count: how many positional arguments there are.
+        names: of the positional parameters of the function.
         allow_int: whether integer arrays are accepted where a filter selects them.
         each: whether each argument must have something of its own to be differentiated, rather
             than any of them.
@@ -213,26 +217,19 @@ class Differentiated:
     def __init__(
         self,
         flat: Flat,
-        chosen: Sequence[int | DiffState],
+        chosen: Sequence[Argument],
         count: int,
+        names: Sequence[str] = (),
         *,
         allow_int: bool = False,
         each: bool = True,
     ) -> None:
-        edges = argument_edges(flat.graphdef)
+        find = _Arguments(flat.graphdef, count, names).find
         taken: set[int] = set()
         parts: list[_Selection] = []
         for one in chosen:
             argnum, wanted = one if isinstance(one, DiffState) else (one, None)
-            if not isinstance(argnum, int):
-                raise StructureError(f"argnums holds positions or DiffState, not {argnum!r}")
-            if not -count <= argnum < count:
-                raise StructureError(
-                    f"argnums has {argnum}, but the function was called with {count} positional "
-                    "arguments; pass what is differentiated by position"
-                )
-            at = argnum % count
-            part = _Selection(flat, edges[at], f"args[{at}]", wanted, taken, allow_int=allow_int)
+            part = _Selection(flat, *find(argnum), wanted, taken, allow_int=allow_int)
             if each and not taken:
                 part.refuse_empty()
             parts.append(part)
@@ -259,6 +256,38 @@ class Differentiated:
         return tuple([form.fill(by_number) for form in self.forms])
 
 
+class _Arguments:
+    """Find an argument by the position or the name of its parameter, however it was passed."""
+
+    def __init__(self, graphdef: GraphDef, count: int, names: Sequence[str]) -> None:
+        self._edges, self._count, self._names = argument_edges(graphdef), count, list(names)
+        root: Any = graphdef.root
+        kwargs: Any = graphdef.entries[graphdef.entries[root].edges[2]]  # type: ignore[index]
+        self._kwargs: dict[Any, Edge] = dict(zip(kwargs.keys, kwargs.edges, strict=True))
+
+    def find(self, argument: Any) -> tuple[Edge, str]:
+        """Return the edge to an argument, and how it is called."""
+        if isinstance(argument, bool) or not isinstance(argument, (int, str)):
+            raise StructureError(f"argnums holds positions, names or DiffState, not {argument!r}")
+        count, names = self._count, self._names
+        name, at = argument, argument
+        if isinstance(argument, str):
+            at = names.index(argument) if argument in names else count
+        elif 0 <= argument < len(names):
+            name = names[argument]
+        if isinstance(at, int) and -count <= at < count:
+            return self._edges[at % count], f"args[{at % count}]"
+        if name in self._kwargs:
+            return self._kwargs[name], f"kwargs[{name!r}]"
+        raise StructureError(
+            bounded(
+                f"argnums has {argument!r}, but the function was called with {count} positional "
+                f"arguments and the keyword arguments {list(self._kwargs)}; what is "
+                "differentiated has to be passed, defaults do not count"
+            )
+        )
+
+
 def argument_edges(graphdef: GraphDef) -> tuple[Edge, ...]:
     """Return the edges to the positional arguments of a call."""
     call: Any = graphdef.root
@@ -271,8 +300,8 @@ def as_inexact(leaf: Any) -> Any:
     return jnp.asarray(leaf) if isinstance(leaf, (float, complex, np.generic)) else leaf
 
 
-def listed(argnums: Any) -> tuple[bool, tuple[int | DiffState, ...]]:
-    """Return whether `argnums` is one position, and all of them."""
+def listed(argnums: Any) -> tuple[bool, tuple[Argument, ...]]:
+    """Return whether `argnums` is one argument, and all of them."""
     if isinstance(argnums, DiffState) or not isinstance(argnums, (tuple, list)):
         return True, (argnums,)
     return False, tuple(cast("Sequence[Any]", argnums))

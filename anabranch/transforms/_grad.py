@@ -16,10 +16,9 @@ import numpy as np
 from anabranch.errors import StructureError
 from anabranch.graph._variable import Variable
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
-from anabranch.transforms._call import flatten_call
-from anabranch.transforms._differentiated import Differentiated, listed
+from anabranch.transforms._call import flatten_call, positions
+from anabranch.transforms._differentiated import Argument, Differentiated, listed
 from anabranch.transforms._options import GradOptions
-from anabranch.transforms._specs import DiffState
 from anabranch.transforms._wrap import wrap
 
 P = ParamSpec("P")
@@ -37,7 +36,7 @@ def value_and_grad(
     function: Any = None,
     /,
     *,
-    argnums: int | DiffState | Sequence[int | DiffState] = 0,
+    argnums: Argument | Sequence[Argument] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,
@@ -49,7 +48,7 @@ def value_and_grad(
     Arguments:
         function: returns a scalar, or `(scalar, aux)` with `has_aux`; aux can hold objects.
             Without it, `value_and_grad` is a decorator.
-        argnums: which positional arguments are differentiated: positions or `DiffState`. Of
+        argnums: which arguments are differentiated: positions, names or `DiffState`. Of
             objects, the `Param`s are by default; of plain containers, every inexact array.
         has_aux: whether the function returns a pair.
         holomorphic: see `jax.grad`.
@@ -77,13 +76,14 @@ def value_and_grad(
             f, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
         )
     single, chosen = listed(argnums)
+    names = tuple(positions(function))
 
     def pick_loss(result: Any) -> Any:
         return _loss(result, has_aux=has_aux)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)
-        parts = Differentiated(flat, chosen, len(args), allow_int=allow_int)
+        parts = Differentiated(flat, chosen, len(args), names, allow_int=allow_int)
 
         def run(inputs: list[Any], leaves: list[Any]) -> Any:
             full = parts.insert(leaves, inputs)
@@ -110,7 +110,7 @@ def grad(
     function: Any = None,
     /,
     *,
-    argnums: int | DiffState | Sequence[int | DiffState] = 0,
+    argnums: Argument | Sequence[Argument] = 0,
     has_aux: bool = False,
     holomorphic: bool = False,
     allow_int: bool = False,

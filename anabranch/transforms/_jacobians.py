@@ -12,15 +12,14 @@ from typing import Any, ParamSpec, Unpack, overload
 import jax
 
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
-from anabranch.transforms._call import flatten_call
-from anabranch.transforms._differentiated import Differentiated, listed
+from anabranch.transforms._call import flatten_call, positions
+from anabranch.transforms._differentiated import Argument, Differentiated, listed
 from anabranch.transforms._options import GradOptions, JacobianOptions
 from anabranch.transforms._outputs import output_arrays, without_aux
-from anabranch.transforms._specs import DiffState
 from anabranch.transforms._wrap import wrap
 
 P = ParamSpec("P")
-Argnums = int | DiffState | Sequence[int | DiffState]
+Argnums = Argument | Sequence[Argument]
 
 
 @overload
@@ -46,7 +45,7 @@ def jacfwd(
     Arguments:
         function: returns arrays in plain containers, or `(output, aux)` with `has_aux`; aux can
             hold objects. Without it, `jacfwd` is a decorator.
-        argnums: which positional arguments are differentiated: positions or `DiffState`. Of
+        argnums: which arguments are differentiated: positions, names or `DiffState`. Of
             objects, the `Param`s are by default; of plain containers, every inexact array.
         has_aux: whether the function returns a pair.
         holomorphic: see `jax.jacfwd`.
@@ -155,10 +154,11 @@ def _jacobian(
     allow_int: bool,
 ) -> Any:
     single, chosen = listed(argnums)
+    names = tuple(positions(function))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)
-        parts = Differentiated(flat, chosen, len(args), allow_int=allow_int)
+        parts = Differentiated(flat, chosen, len(args), names, allow_int=allow_int)
         leaves = array_leaves(flat.leaves)
 
         def pick(result: Any) -> list[Any]:

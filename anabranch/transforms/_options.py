@@ -65,7 +65,7 @@ class ShardMapOptions(TypedDict, total=False):
 class GradOptions(TypedDict, total=False):
     """Options of `grad` and `value_and_grad`."""
 
-    argnums: int | DiffState | Sequence[int | DiffState]
+    argnums: int | str | DiffState | Sequence[int | str | DiffState]
     has_aux: bool
     holomorphic: bool
     allow_int: bool
@@ -74,7 +74,7 @@ class GradOptions(TypedDict, total=False):
 class JacobianOptions(TypedDict, total=False):
     """Options of `jacfwd` and `hessian`."""
 
-    argnums: int | DiffState | Sequence[int | DiffState]
+    argnums: int | str | DiffState | Sequence[int | str | DiffState]
     has_aux: bool
     holomorphic: bool
 

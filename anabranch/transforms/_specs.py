@@ -93,7 +93,7 @@ class DiffState(NamedTuple):
     """Say which part of an argument is differentiated.
 
     Arguments:
-        argnum: the position of the argument.
+        argnum: the position or the name of the argument.
         filter: which of its leaves.
 
     >>> import anabranch as ab
@@ -103,7 +103,7 @@ class DiffState(NamedTuple):
     {(): Array(1., dtype=float32, weak_type=True)}
     """
 
-    argnum: int
+    argnum: int | str
     filter: Filter
 
 
@@ -256,9 +256,8 @@ class Resolver:
     ) -> bool:
         """Tell whether a node has to be walked under a specification."""
         found = (spec, step, name, path)
-        if self.found.nodes.setdefault(index, found) is not found:
-            if self.found.nodes[index][0] is not spec:
-                self.found.again.setdefault(index, []).append(found)
+        if self.found.nodes.setdefault(index, found)[0] is not spec:
+            self.found.again.setdefault(index, []).append(found)
         key = (index, id(spec))
         if key not in self._seen:
             self._seen.add(key)
