@@ -7,13 +7,17 @@ recorded is a new Variable on a known object, which every transform brings out a
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from anabranch.errors import StructureError
+from anabranch.errors import CapturedWriteError, StructureError
 from anabranch.graph._module import Module, attributes_of
+from anabranch.graph._tokens import owns
 from anabranch.graph._variable import Intermediate, Perturbation, Variable
 
 T = TypeVar("T")
@@ -46,11 +50,47 @@ def records_of(module: Any) -> Records | None:
     return getattr(module, "__dict__", {}).get(ATTRIBUTE)
 
 
+_OPEN: ContextVar[tuple[tuple[type, ...], ...]] = ContextVar("captured kinds", default=())
+
+
+@contextlib.contextmanager
+def capturing(kinds: tuple[type, ...]) -> Generator[None]:
+    """Say that some kinds of Variables are captured, for Modules that are made meanwhile."""
+    token = _OPEN.set((*_OPEN.get(), kinds))
+    try:
+        yield
+    finally:
+        _OPEN.reset(token)
+
+
+def set_records(module: Any, records: Records) -> None:
+    """Give an object its Records."""
+    if isinstance(module, Module):
+        setattr(module, ATTRIBUTE, records)
+    else:  # whatever the class says about setting attributes
+        object.__setattr__(module, ATTRIBUTE, records)
+
+
 def _recording(module: Any, kind: type) -> Records | None:
     records = records_of(module)
+    if records is None and any(issubclass(kind, kinds) for kinds in _OPEN.get()):
+        _check_made_here(module)
+        for kinds in _OPEN.get():
+            records = Records(kinds, records, given=False)
+        if records is not None:
+            set_records(module, records)
     while records is not None and not issubclass(kind, records.kinds):
         records = records.outer
     return records
+
+
+def _check_made_here(module: Any) -> None:
+    """Raise if a Module is neither an argument of a capture nor made inside of it."""
+    if isinstance(module, Module) and not owns(object.__getattribute__(module, "_ab_token")):
+        raise CapturedWriteError(
+            f"a value was recorded on a {type(module).__name__} that is none of the arguments of "
+            "the captured function, and was made outside of it: pass it as an argument"
+        )
 
 
 def _check(module: Any, name: Any, action: str) -> None:

@@ -16,9 +16,15 @@ from anabranch.errors import UpdateError, bounded, first_few
 from anabranch.graph import _kinds, _static
 from anabranch.graph._flatten import flatten
 from anabranch.graph._leaf_info import LeafInfo, LeafInfos, check_paths_are_disjoint, path_text
-from anabranch.graph._module import Module
-from anabranch.graph._recording import ATTRIBUTE, Records, records_of
+from anabranch.graph._recording import (
+    ATTRIBUTE,
+    Records,
+    capturing,
+    records_of,
+    set_records,
+)
 from anabranch.graph._state import State
+from anabranch.graph._tokens import own_level
 from anabranch.graph._variable import Intermediate, Perturbation, Variable, stand_in
 from anabranch.transforms._box import ONE_GROUP, finish, run_inside
 from anabranch.transforms._call import Call, flatten_call
@@ -41,9 +47,9 @@ def capture(function: Any = None, /, *kinds: type[Variable], init: State | None 
 
     Values come from any depth and through every transform; vmap, pmap, shard_map and scan stack
     them along axis 0. Nothing is left on the modules. Modules are those that the arguments
-    (or what the function itself holds, such as a bound `self`) reach when the call starts; what is
-    recorded on others is dropped. Of several captures around each other, the innermost that
-    asks for a kind gets the values.
+    (or what the function itself holds, such as a bound `self`) reach; what is recorded on one that
+    the function makes and drops has no path, and is dropped too. Of several captures around each
+    other, the innermost that asks for a kind gets the values.
 
     Arguments:
         function: a function, method or callable object.
@@ -57,6 +63,7 @@ def capture(function: Any = None, /, *kinds: type[Variable], init: State | None 
         with the position or the name of the argument.
 
     Raises:
+        CapturedWriteError: a value was recorded on a module that is none of the arguments.
         StructureError: two values have the same path.
         UpdateError: a perturbation belongs to no module.
 
@@ -83,7 +90,8 @@ def capture(function: Any = None, /, *kinds: type[Variable], init: State | None 
 def _captured(function: Any, kinds: tuple[type, ...], init: State | None) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(_record, (Call(function, args, kwargs), kinds, init), {})
-        inside = run_inside(flat.graphdef, flat.leaves, ONE_GROUP)
+        with own_level():
+            inside = run_inside(flat.graphdef, flat.leaves, ONE_GROUP)
         return finish(flat, inside.report, inside.groups)
 
     return wrap(call, function)
@@ -100,8 +108,12 @@ class _Recorder(NamedTuple):
 
 def _record(call: Call, kinds: tuple[type, ...], init: State | None) -> Any:
     """Run a call whose objects are twins, and return its result and what was recorded."""
-    recorders = [*_attach(call, kinds, init)]
-    result = call.run()
+    given = _given(init)
+    accepted = (*kinds, *{type(v) for below in given.values() for v in below.values()})
+    recorders = [*_attach(call, accepted, given, init is not None)]
+    with capturing(accepted):
+        result = call.run()
+    recorders += _made(call, recorders)
     found = [*_found(recorders)]
     infos = LeafInfos([info for info, _ in found])
     check_paths_are_disjoint(infos)
@@ -109,11 +121,14 @@ def _record(call: Call, kinds: tuple[type, ...], init: State | None) -> Any:
     return result, State(infos, tuple([leaf for _, leaf in found]))
 
 
-def _attach(call: Call, kinds: tuple[type, ...], init: State | None) -> Iterator[_Recorder]:
+def _attach(
+    call: Call,
+    kinds: tuple[type, ...],
+    given: dict[tuple[Any, ...], dict[str, Variable]],
+    are_given: bool,
+) -> Iterator[_Recorder]:
     """Give every Module that a call reaches its Records, and yield them."""
-    given = _given(init)
     flat = flatten(call)
-    accepted = (*kinds, *{type(v) for below in given.values() for v in below.values()})
     for visit in flat.graphdef.visit():
         edge = visit.edge
         if type(edge) is not int or edge < 0 or not visit.first:
@@ -123,10 +138,10 @@ def _attach(call: Call, kinds: tuple[type, ...], init: State | None) -> Iterator
             continue
         path = _short(visit.path)
         before = records_of(module)
-        records = Records(accepted, before, given=init is not None)
+        records = Records(kinds, before, given=are_given)
         for name, variable in given.pop(path, {}).items():
             setattr(records, f"{name}/", variable)
-        _set(module, records)
+        set_records(module, records)
         yield _Recorder(path, module, records, before)
     if given:
         unknown = [path_text((*path, name)) for path, below in given.items() for name in below]
@@ -137,6 +152,22 @@ def _attach(call: Call, kinds: tuple[type, ...], init: State | None) -> Iterator
                 "`capture(f, Perturbation)`"
             )
         )
+
+
+def _made(call: Call, recorders: list[_Recorder]) -> list[_Recorder]:
+    """Return the Records of Modules that the function has made and attached to others."""
+    known = {id(recorder.module) for recorder in recorders}
+    flat = flatten(call)
+    made: list[_Recorder] = []
+    for visit in flat.graphdef.visit():
+        if type(visit.edge) is not int or visit.edge < 0 or not visit.first:
+            continue
+        module = flat.objects[visit.edge]
+        if id(module) not in known and _can_record(flat.graphdef.entries[visit.edge], module):
+            records = records_of(module)
+            if records is not None:
+                made.append(_Recorder(_short(visit.path), module, records, records.outer))
+    return made
 
 
 def _can_record(entry: Any, module: Any) -> bool:
@@ -191,13 +222,6 @@ def _detach(recorders: list[_Recorder], reached: Any) -> None:
 
 def _restore(module: Any, before: Records | None) -> None:
     if before is not None:
-        _set(module, before)
+        set_records(module, before)
     elif records_of(module) is not None:
         delattr(module, ATTRIBUTE)
-
-
-def _set(module: Any, records: Records) -> None:
-    if isinstance(module, Module):
-        setattr(module, ATTRIBUTE, records)
-    else:  # whatever the class says about setting attributes
-        object.__setattr__(module, ATTRIBUTE, records)

@@ -171,6 +171,40 @@ class TestCapture:
         assert flat(outer) == {(0, "first", 0): 1.0, (0, "a", "x", 0): 1.0, (0, "b", "x", 0): 2.0}
         assert is_clean(net)
 
+    def test_modules_that_are_made_and_attached(self):
+        def f(net, xs):
+            def lane(net, x):
+                net.late = Block(5.0)
+                Block(7.0)(x)  # nobody can say where it is
+                return net.late(x)
+
+            return ab.vmap(lane, in_axes=(None, 0))(net, xs)
+
+        net = Net()
+        out, state = ab.capture(f)(net, jnp.arange(3.0))
+        assert out.tolist() == [0.0, 5.0, 10.0]
+        assert flat(state) == {(0, "late", "x", 0): [0.0, 1.0, 2.0]}
+        assert is_clean(net)
+
+    def test_modules_of_an_outer_level_that_are_no_arguments(self):
+        net = Net()
+
+        def call(x):
+            return net(x)
+
+        for f in (call, ab.jit(call), ab.vmap(call)):
+            with pytest.raises(ab.errors.CapturedWriteError, match=r"Block.*argument"):
+                ab.capture(f)(jnp.ones(2))
+            assert is_clean(net)
+            assert f(jnp.ones(2)).tolist() == [6.0, 6.0]
+
+        def write(other):
+            net.calls.value = net.calls + 1
+
+        with pytest.raises(ab.errors.CapturedWriteError):
+            ab.capture(write)(Net())
+        assert int(net.calls.value) == 0
+
     def test_threads_do_not_see_each_other(self):
         net, states, failures = Net(), {}, []
 
