@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, Unpack, overload
 import jax
 
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
-from anabranch.transforms._call import flatten_call, positions
+from anabranch.transforms._call import Call, flatten_call, positions
 from anabranch.transforms._differentiated import Argument, Differentiated, listed
 from anabranch.transforms._options import GradOptions, JacobianOptions
 from anabranch.transforms._outputs import output_arrays, without_aux
@@ -141,7 +141,12 @@ def hessian(
     if function is None:
         return lambda f: hessian(f, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
     options: Any = {"argnums": argnums, "has_aux": has_aux, "holomorphic": holomorphic}
-    return jacfwd(jacrev(function, **options), **options)
+
+    def rows(call: Call) -> Any:  # of the twin: a bound `self` must be one object all the way in
+        return call._replace(function=jacrev(call.function, **options)).run()
+
+    forward = {"holomorphic": holomorphic}
+    return _jacobian(jax.jacfwd, function, argnums, has_aux, forward, allow_int=False, target=rows)
 
 
 def _jacobian(
@@ -152,6 +157,7 @@ def _jacobian(
     options: dict[str, Any],
     *,
     allow_int: bool,
+    target: Callable[[Call], Any] = Call.run,
 ) -> Any:
     single, chosen = listed(argnums)
     names = tuple(positions(function))
@@ -166,7 +172,7 @@ def _jacobian(
 
         def run(inputs: list[Any]) -> Any:
             full = parts.insert(leaves, inputs)
-            inside = run_inside(flat.graphdef, full, ONE_GROUP, pick)
+            inside = run_inside(flat.graphdef, full, ONE_GROUP, pick, target)
             return inside.picked, (inside.report, inside.groups)
 
         rows, (report, groups) = transform(run, has_aux=True, **options)(parts.inputs(leaves))

@@ -137,6 +137,21 @@ class TestHessian:
         f = lambda x: jnp.sin(x).prod()  # noqa: E731
         assert np.allclose(transforms.hessian(f)(X), jax.hessian(f)(X), rtol=1e-5)
 
+    def test_bound_methods_and_callable_modules(self):
+        class Child(Model):
+            def total(self, x):
+                return self.apply(x).sum()
+
+            def __call__(self, x):
+                return self.total(x)
+
+        theirs = jax.hessian(lambda x: pure(W, B, x).sum())(X)
+        for method in (Child.total, Child.__call__, None):
+            model = Child()
+            bound = model if method is None else method.__get__(model)
+            assert np.allclose(transforms.hessian(bound)(X), theirs, rtol=1e-4, atol=1e-6)
+            assert written_once(model)
+
     def test_integers_are_accepted_on_request(self):
         n = ab.Variable(jnp.array(2))
         jac = transforms.jacrev(
