@@ -12,6 +12,7 @@ from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Diff
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
+from anabranch.graph._tokens import own_level
 from anabranch.transforms._box import Assignment, OneGroup, array_leaves, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._lanes import common_size, input_axis
@@ -64,7 +65,8 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
             for number, value in zip(numbers, values, strict=True):
                 inside[number] = value
         combined = _Combined(first)
-        run_inside(graphdef, inside, combined)
+        with own_level():  # it runs in the trace of its caller, and must not write there
+            run_inside(graphdef, inside, combined)
         return combined.values
 
     given = [leaves[i] for i in first]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,4 +58,4 @@ def checkify(
         error, (report, groups) = checked(*array_leaves(flat.leaves))
         return error, finish(flat, report, groups)
 
-    return wrap(call, function)
+    return wrap(call, function, functools.partial(checkify, errors=errors))

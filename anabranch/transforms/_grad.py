@@ -6,6 +6,7 @@ summed gradient, in the first argument that reaches it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Unpack, overload
 
@@ -71,10 +72,15 @@ def value_and_grad(
     >>> float(value), float(grads["w"][()]), int(model["calls"])
     (6.0, 2.0, 1)
     """
+    remake = functools.partial(
+        value_and_grad,
+        argnums=argnums,
+        has_aux=has_aux,
+        holomorphic=holomorphic,
+        allow_int=allow_int,
+    )
     if function is None:
-        return lambda f: value_and_grad(
-            f, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
-        )
+        return remake
     single, chosen = listed(argnums)
     names = tuple(positions(function))
 
@@ -99,7 +105,7 @@ def value_and_grad(
         found = parts.derivatives(gradients)
         return result, found[0] if single else found
 
-    return wrap(call, function)
+    return wrap(call, function, remake)
 
 
 @overload
@@ -125,10 +131,11 @@ def grad(
     >>> float(grads[()])
     6.0
     """
+    remake = functools.partial(
+        grad, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
+    )
     if function is None:
-        return lambda f: grad(
-            f, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
-        )
+        return remake
     both = value_and_grad(
         function, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
     )
@@ -137,7 +144,7 @@ def grad(
         value, gradients = both(*args, **kwargs)
         return (gradients, value[1]) if has_aux else gradients
 
-    return wrap(call, function)
+    return wrap(call, function, remake)
 
 
 def _loss(result: Any, *, has_aux: bool) -> Any:

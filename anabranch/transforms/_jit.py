@@ -29,7 +29,7 @@ from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._options import JitOptions
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
-from anabranch.transforms._wrap import name_inside
+from anabranch.transforms._wrap import TRANSFORMED, holds_objects, name_inside
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -309,12 +309,26 @@ def jit(
     }
     if compiler_options is not None:
         options["compiler_options"] = compiler_options
-    if function is None:
-        return lambda f: JitFunction(f, dict(options))
-    return JitFunction(function, options)
+    remake = functools.partial(_make, options=options)
+    return remake if function is None else remake(function)
+
+
+def _make(function: Callable[P, R], options: dict[str, Any]) -> JitFunction[P, R]:
+    if not holds_objects(function):
+        return JitFunction(function, dict(options))
+    made = HoldingJitFunction(function, dict(options))
+    made._remake = functools.partial(_make, options=options)
+    return made
+
+
+class HoldingJitFunction(JitFunction[P, R]):
+    """A compiled function of a bound method, of a callable Module, or of another such thing."""
+
+    _remake: Callable[[Any], Any]
 
 
 _classify.declare(JitFunction, _classify.STATIC)
+_classify.declare(HoldingJitFunction, TRANSFORMED)
 _classify.declare(BoundJitFunction, _kinds.METHOD)
 
 

@@ -63,14 +63,17 @@ def lift(transform: Callable[..., Any], /) -> Callable[..., Any]:
     """
 
     def lifted(function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
+        def remake(f: Any) -> Any:
+            return lifted(f, *args, **kwargs)
+
         if function is None:
-            return lambda f: lifted(f, *args, **kwargs)
-        return _lifted(lambda run: transform(run, *args, **kwargs), function)
+            return remake
+        return _lifted(lambda run: transform(run, *args, **kwargs), function, remake)
 
     return lifted
 
 
-def _lifted(transform: Callable[[Any], Any], function: Any) -> Any:
+def _lifted(transform: Callable[[Any], Any], function: Any, remake: Any) -> Any:
     kept: dict[Any, Any] = {}
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +93,7 @@ def _lifted(transform: Callable[[Any], Any], function: Any) -> Any:
         output = _call(transformed, positional, named)
         return finish_outcomes(flat, leaves, output)
 
-    return wrap(call, function)
+    return wrap(call, function, remake)
 
 
 class _Inputs:

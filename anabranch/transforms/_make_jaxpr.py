@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,4 +58,7 @@ def make_jaxpr(
         jaxpr, (report, groups) = make(*flat.leaves)
         return (jaxpr, finish_on_copies(flat, report, groups)) if return_shape else jaxpr
 
-    return wrap(call, function)
+    remake = functools.partial(
+        make_jaxpr, static_argnums=static_argnums, axis_env=axis_env, return_shape=return_shape
+    )
+    return wrap(call, function, remake)

@@ -5,6 +5,7 @@ What is broadcast must be left equal on all of them; see `_equal_lanes`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
@@ -80,18 +81,19 @@ def pmap(
     >>> v.value.tolist() == [2.0 * i for i in range(n)]
     True
     """
+    remake = functools.partial(
+        pmap,
+        axis_name=axis_name,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        static_broadcasted_argnums=static_broadcasted_argnums,
+        devices=devices,
+        backend=backend,
+        axis_size=axis_size,
+        rngs=rngs,
+    )
     if function is None:
-        return lambda f: pmap(
-            f,
-            axis_name=axis_name,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            static_broadcasted_argnums=static_broadcasted_argnums,
-            devices=devices,
-            backend=backend,
-            axis_size=axis_size,
-            rngs=rngs,
-        )
+        return remake
     check_policy(rngs)
     nums = static_broadcasted_argnums
     static = Selection(function, nums if isinstance(nums, int) else tuple(nums), None)
@@ -115,7 +117,7 @@ def pmap(
         groups = [equal_lanes(groups[0], names.names, _REMEDY), *groups[1:]]
         return finish(flat, report, groups, lanes.forwarded(flat, fed))
 
-    return wrap(call, function)
+    return wrap(call, function, remake)
 
 
 def _compile(lanes: Lanes, out_axes: Any, options: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ is kept for each structure of the arguments.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
@@ -65,14 +66,15 @@ def remat(
     >>> float(ab.grad(block)(model, 2.0)["w"][()]), int(model["calls"])
     (2.0, 1)
     """
+    remake = functools.partial(
+        remat,
+        prevent_cse=prevent_cse,
+        policy=policy,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+    )
     if function is None:
-        return lambda f: remat(
-            f,
-            prevent_cse=prevent_cse,
-            policy=policy,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-        )
+        return remake
     static = Selection(function, static_argnums, static_argnames)
     kept: dict[GraphDef, Any] = {}
 
@@ -88,7 +90,7 @@ def remat(
         report, groups = run(*array_leaves(flat.leaves))
         return finish(flat, report, groups)
 
-    return wrap(call, function)
+    return wrap(call, function, remake)
 
 
 checkpoint = remat

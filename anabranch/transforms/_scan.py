@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
-import numpy as np
 
 from anabranch.errors import StructureError
 from anabranch.graph._flatten import Flat
@@ -14,8 +14,8 @@ from anabranch.transforms._arguments import ArgumentSpecs
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
-from anabranch.transforms._lanes import common_size, given_perturbations
-from anabranch.transforms._loop import Loop, calling
+from anabranch.transforms._lanes import common_size
+from anabranch.transforms._loop import Loop, calling, slice_perturbations
 from anabranch.transforms._options import ScanOptions
 from anabranch.transforms._runners import Targets, call_kept
 from anabranch.transforms._specs import is_container
@@ -75,15 +75,16 @@ def scan(
     >>> float(total), means.tolist(), float(mean)
     (6.0, [1.0, 2.5], 2.5)
     """
+    remake = functools.partial(
+        scan,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        length=length,
+        reverse=reverse,
+        unroll=unroll,
+    )
     if function is None:
-        return lambda f: scan(
-            f,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            length=length,
-            reverse=reverse,
-            unroll=unroll,
-        )
+        return remake
     specs = ArgumentSpecs(function, in_axes, "in_axes", None)
     options = {"reverse": reverse, "unroll": unroll}
     targets = Targets([function])
@@ -100,7 +101,7 @@ def scan(
         report, groups = call_kept(key, targets, make, *flat.leaves)
         return finish(flat, report, groups)
 
-    return wrap(call, function)
+    return wrap(call, function, remake)
 
 
 def _prepare(
@@ -114,9 +115,7 @@ def _prepare(
             "out_axes; each carry has one place in both"
         )
     size = common_size(flat, loop.inputs, loop.axes, length, "length")
-    for leaf in given_perturbations(flat.graphdef):
-        if np.shape(flat.leaves[leaf])[:1] == (size,):
-            loop.slice(leaf)
+    slice_perturbations(loop, flat, size)
     return loop, size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Set
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
@@ -82,8 +83,11 @@ def shard_map(
     True
     """
     options: Any = {"mesh": mesh, "axis_names": axis_names, "check_vma": check_vma}
+    remake = functools.partial(
+        shard_map, out_specs=out_specs, in_specs=in_specs, rngs=rngs, **options
+    )
     if f is None:
-        return lambda g: shard_map(g, out_specs=out_specs, in_specs=in_specs, rngs=rngs, **options)
+        return remake
     check_policy(rngs)
     specs = ArgumentSpecs(f, in_specs, "in_specs", REQUIRED)
     compiled: dict[Any, Any] = {}
@@ -104,7 +108,7 @@ def shard_map(
             groups = _compared(shards, out_specs, names, groups)
         return finish(flat, report, groups, shards.forwarded(flat, fed))
 
-    return wrap(call, f)
+    return wrap(call, f, remake)
 
 
 def _axis_sizes(mesh: Any, axis_names: Set[Hashable]) -> dict[Any, int]:

@@ -169,7 +169,10 @@ def _decorated(function: Any, splits: int | tuple[int, ...], only: Filter) -> An
         with SplitStreams(Call(function, args, kwargs), splits, only):
             return function(*args, **kwargs)
 
-    return wrap(call, function)
+    def remake(f: Any) -> Any:
+        return _decorated(f, splits, only)
+
+    return wrap(call, function, remake)
 
 
 def fork_rngs(

@@ -6,6 +6,7 @@ in all lanes, which is checked before JAX would complain in its own words.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
@@ -78,16 +79,17 @@ def vmap(
     [0.0, 2.0, 4.0]
     """
     options: Any = {"axis_name": axis_name, "spmd_axis_name": spmd_axis_name}
+    remake = functools.partial(
+        vmap,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        axis_size=axis_size,
+        rngs=rngs,
+        sharding_name=sharding_name,
+        **options,
+    )
     if function is None:
-        return lambda f: vmap(
-            f,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            axis_size=axis_size,
-            rngs=rngs,
-            sharding_name=sharding_name,
-            **options,
-        )
+        return remake
     check_policy(rngs)
     axes = ArgumentSpecs(function, in_axes, "in_axes", 0)
 
@@ -113,7 +115,7 @@ def vmap(
         )(fed, lane)
         return finish(flat, report, outputs, lanes.forwarded(flat, fed))
 
-    return wrap(call, function)
+    return wrap(call, function, remake)
 
 
 def unbatched(sentinel: Any) -> Callable[[list[Any], list[Found]], list[Any]]:

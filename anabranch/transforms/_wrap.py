@@ -1,27 +1,84 @@
-"""Give the result of a transform the name, the signature and the doc of the function."""
+"""Make the result of a transform look like the function, and let what the function holds be seen.
+
+A transformed function is a plain Python function, static like any other. But one of a bound
+method, of a callable Module or of a partial holds objects: it is a `Transformed`, a value whose
+child is the function, so that the objects are split when it is transformed once more
+(`jit(vmap(model.step))`).
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+
+from anabranch.graph import _classify, _static
+from anabranch.graph._kinds import Kind, Opened
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def wrap(call: F, function: Callable[..., Any]) -> F:
+def wrap(call: F, function: Callable[..., Any], remake: Callable[[Any], Any] | None = None) -> F:
     """Return a function that looks like another one; it is a method in a class body.
 
     Attributes of the function (of a callable Module, say) are not taken over.
+
+    Arguments:
+        call: what it does.
+        function: what it looks like.
+        remake: from another function to what the transform makes of it; it holds no objects.
     """
-    functools.update_wrapper(call, function, updated=())
-    return call
+    wrapper: Any = call
+    if remake is not None and holds_objects(function):
+        wrapper = Transformed(call, remake)
+    functools.update_wrapper(wrapper, function, updated=())
+    return wrapper
+
+
+def holds_objects(function: Any) -> bool:
+    """Tell whether a split finds something in a function."""
+    return isinstance(_classify.rule_of(function), Kind)
+
+
+class Transformed:
+    """A transformed function that holds objects."""
+
+    def __init__(self, call: Callable[..., Any], remake: Callable[[Any], Any]) -> None:
+        self._call, self._remake = call, remake
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __get__(self, obj: object, cls: type | None = None) -> Any:
+        return self if obj is None else types.MethodType(self, obj)
+
+
+class TransformedKind(Kind):
+    """A value that is made of the function; `_remake` makes another one of another function."""
+
+    __slots__ = ()
+    identity = False
+    numbers = False
+
+    def open(self, obj: Any) -> Opened:
+        return _static.encode(obj._remake), ("__wrapped__",), (obj.__wrapped__,)
+
+    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        return _static.decode(extra)(values[0])
+
+    def show_key(self, key: Any) -> str:
+        return f".{key}"
+
+
+TRANSFORMED = TransformedKind("transformed function")
+_classify.declare(Transformed, TRANSFORMED)
 
 
 def name_inside(run: F, function: Callable[..., Any]) -> F:
     """Let JAX's messages name the user's function and line, not the function that it is given."""
     signature = inspect.signature(run)
-    run = wrap(run, function)
+    functools.update_wrapper(run, function, updated=())
     run.__signature__ = signature  # type: ignore[attr-defined]  # jit looks at the parameters
     return run
