@@ -317,10 +317,8 @@ class TestEnsemble:
         assert all(a is b for a, b in zip(cells, after, strict=True))
         assert len(traces) == 1 + 3 * len(members)
 
-        mean = transforms.jit(
-            lambda net, x: transforms.vmap(Net.__call__, in_axes=(0, None))(net, x)
-        )
-        close(mean(ensemble, x), jnp.stack([member(x) for member in members]))
+        predict = transforms.jit(transforms.vmap(Net.__call__, in_axes=(0, None)))
+        close(predict(ensemble, x), jnp.stack([member(x) for member in members]))
 
     def test_members_share_a_part_that_has_no_axis(self):
         class Member(ab.Module):
