@@ -79,7 +79,7 @@ def test_inputs_of_layers_are_stacked_over_lanes_and_layers(outer):
     before = ab.graphdef(net)
     run = transforms.capture(transforms.jit(lanes))
     if outer:
-        run = transforms.jit(lambda net, xs: transforms.capture(lanes)(net, xs))
+        run = transforms.jit(transforms.capture(lanes))
     for calls in (1, 2):
         out, state = run(net, XS)
         found = {path[1:]: leaf for path, leaf in state.flat().items()}
