@@ -220,3 +220,8 @@ def finish(
 def array_leaves(leaves: Sequence[Any]) -> list[Any]:
     """Return leaves with numpy arrays made immutable: a transform may pass them on as they are."""
     return [jnp.asarray(x) if type(x) is np.ndarray else x for x in leaves]
+
+
+def array_outputs(groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Return what comes out as arrays; an interpreter of jaxprs may pass on its own constants."""
+    return [[x if isinstance(x, jax.Array) else jnp.asarray(x) for x in group] for group in groups]

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
+from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._wrap import name_inside, wrap
 
@@ -56,6 +56,6 @@ def checkify(
 
         checked = jax_checkify.checkify(name_inside(run, function), errors=wanted)
         error, (report, groups) = checked(*array_leaves(flat.leaves))
-        return error, finish(flat, report, groups)
+        return error, finish(flat, report, array_outputs(groups))
 
     return wrap(call, function, functools.partial(checkify, errors=errors))

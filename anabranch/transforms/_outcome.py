@@ -20,7 +20,7 @@ from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import Edge, GraphDef
 from anabranch.graph._leaf_info import path_text
 from anabranch.graph._tokens import own_level
-from anabranch.transforms._box import Assignment, Report, finish, run_inside
+from anabranch.transforms._box import Assignment, Report, array_outputs, finish, run_inside
 from anabranch.transforms._differentiated import OBJECTS
 
 
@@ -140,7 +140,7 @@ def finish_outcomes(flat: Flat, leaves: Sequence[Any], output: Any) -> Any:
     _check_written(flat, leaves, first)
     others = [x for x in found if isinstance(x, Outcome) and x is not first]
     results = {id(x): _plain_result(flat, x) for x in others}
-    results[id(first)] = finish(flat, first.static[0], ([], first.outputs))
+    results[id(first)] = finish(flat, first.static[0], array_outputs(([], first.outputs)))
     return tree.unflatten([results.get(id(x), x) for x in found])
 
 

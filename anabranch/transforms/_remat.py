@@ -17,7 +17,7 @@ from anabranch.graph import _classify
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._leaf_info import path_text
-from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
+from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._options import RematOptions
 from anabranch.transforms._worlds import input_values, resolve_inputs
@@ -88,7 +88,7 @@ def remat(
             run = _checkpointed(flat.graphdef, function, policy=policy, prevent_cse=own_cse)
             run = kept.setdefault(flat.graphdef, run)
         report, groups = run(*array_leaves(flat.leaves))
-        return finish(flat, report, groups)
+        return finish(flat, report, array_outputs(groups))
 
     return wrap(call, function, remake)
 

@@ -110,6 +110,18 @@ class TestPlainCall:
         call(X)
         assert np.allclose(block.mean, 2 * jnp.sin(block.w * X).sum())
 
+    @pytest.mark.parametrize(
+        "transform", [transforms.remat, transforms.checkify, transforms.lift(jax.checkpoint)]
+    )
+    def test_constants_come_back_as_arrays(self, transform):
+        def f(block):
+            block.w.value = jnp.array([5.0, 6.0])
+
+        block = Block()
+        transform(f)(block)
+        assert isinstance(block.w.value, jax.Array)
+        assert block.w.value.tolist() == [5.0, 6.0]
+
     def test_failures_change_nothing(self):
         @transforms.remat
         def f(block, x):
