@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -15,7 +15,13 @@ from anabranch.graph._variable import Variable
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
-from anabranch.transforms._loop import Loop, Stepped, calling
+from anabranch.transforms._loop import (
+    Loop,
+    Stepped,
+    calling,
+    refuse_records,
+    slice_perturbations,
+)
 from anabranch.transforms._runners import Targets, call_kept
 
 T = TypeVar("T")
@@ -69,38 +75,45 @@ def fori_loop(
     loop = Loop("fori_loop", flat, (None, Carry), names=["init_val"])
     counter = _counter(flat.graphdef)
     loop.fix(counter)
+    if known:
+        slice_perturbations(loop, flat, int(upper) - int(lower))
     call = calling(targets.refs, 0)
 
     def make() -> Any:
-        def step(i: Any, carried: list[Any], fixed: dict[int, Any]) -> Stepped:
-            return loop.step(call, carried, fixed={**fixed, counter: i})
+        def step(
+            i: Any, carried: list[Any], fixed: dict[int, Any], slices: Sequence[Any] = ()
+        ) -> Stepped:
+            return loop.step(call, carried, slices, {**fixed, counter: i})
 
         def run(stop: Any, *leaves: Any) -> Any:
             state = (leaves[counter], loop.carry_in(leaves), loop.fixed(leaves))
             if known:
-                return _scanned(loop, step, state, int(upper) - int(lower), unroll)
+                slices, length = loop.slices(leaves), int(upper) - int(lower)
+                return _scanned(loop, step, state, slices, length, unroll)
             return _until(loop, step, state, stop)
 
         return run
 
     bounds = (int(lower), int(upper)) if known else None
-    key = ("fori_loop", flat.graphdef, bounds, unroll)
+    key = ("fori_loop", flat.graphdef, tuple(loop.axes), bounds, unroll)
     report, groups = call_kept(key, targets, make, None if known else stop, *flat.leaves)
     return finish(flat, report, groups)
 
 
-def _scanned(loop: Loop, step: Any, state: tuple[Any, ...], length: int, unroll: Any) -> Any:
+def _scanned(
+    loop: Loop, step: Any, state: tuple[Any, ...], slices: list[Any], length: int, unroll: Any
+) -> Any:
     """Run a known number of steps."""
     start, carried, fixed = state
 
-    def body(state: tuple[Any, list[Any]], _: None) -> Any:
-        done = step(*state, fixed)
-        return (state[0] + 1, done.carried), (done.report, done.marks)
+    def body(state: tuple[Any, list[Any]], slices: list[Any]) -> Any:
+        done = step(*state, fixed, slices)
+        return (state[0] + 1, done.carried), (done.report, done.marks, done.stacked)
 
-    (_, carried), (report, marks) = jax.lax.scan(
-        body, (start, carried), None, length=length, unroll=1 if unroll is None else unroll
+    (_, carried), (report, marks, stacked) = jax.lax.scan(
+        body, (start, carried), slices, length=length, unroll=1 if unroll is None else unroll
     )
-    return report, loop.outputs(carried, marks, ())
+    return report, loop.outputs(carried, marks, stacked)
 
 
 def _until(loop: Loop, step: Any, state: tuple[Any, ...], stop: Any) -> Any:
@@ -111,6 +124,7 @@ def _until(loop: Loop, step: Any, state: tuple[Any, ...], stop: Any) -> Any:
     def body(state: tuple[Any, Any, list[Any]]) -> Any:
         i, stop, carried = state
         steps.append(step(i, carried, fixed))
+        refuse_records(loop, steps[-1])
         return i + 1, stop, steps[-1].carried
 
     _, _, carried = jax.lax.while_loop(

@@ -12,15 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph import _classify
 from anabranch.graph._delta import Delta, Diff
 from anabranch.graph._flatten import Flat, namer
 from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._recording import Records
 from anabranch.transforms._box import Report, run_inside
 from anabranch.transforms._carry import Carry, Part, parts
-from anabranch.transforms._lanes import broadcast_records, input_axis
+from anabranch.transforms._lanes import broadcast_records, given_perturbations, input_axis
 from anabranch.transforms._rank import inner_graphdef, outer_delta
 from anabranch.transforms._runners import Targets
 from anabranch.transforms._steady import Place
@@ -196,14 +198,39 @@ def calling(refs: Sequence[Any], number: int) -> Callable[[Any], Any]:
     return call
 
 
-def refuse_writes(name: str, graphdef: GraphDef, delta: Delta) -> None:
+def slice_perturbations(loop: Loop, flat: Flat, length: int) -> None:
+    """Give each step its own of the perturbations that a capture has stacked over the steps."""
+    for leaf in given_perturbations(flat.graphdef):
+        if np.shape(flat.leaves[leaf])[:1] == (length,):
+            loop.slice(leaf)
+
+
+def refuse_records(loop: Loop, done: Stepped) -> None:
+    """Raise if something was recorded in a loop whose steps nobody has counted."""
+    entries = loop.graphdef.entries
+    changed = done.report.delta.changed
+    found = [i for i, e in changed if issubclass(e.cls, Records) and e.keys != entries[i].keys]
+    if found:
+        name_of = namer(loop.graphdef)
+        names = [name_of(index).rsplit(".", 1)[0] for index in found]
+        raise StructureError(
+            bounded(
+                f"{loop.name}: values were recorded (`sow`, `perturb`) on these, but cannot be "
+                f"stacked, as the number of steps is not known:\n{first_few(names)}\n"
+                "use `scan`, or `fori_loop` with Python integers"
+            )
+        )
+
+
+def refuse_writes(name: str, graphdef: GraphDef, delta: Delta, *, may_record: bool = False) -> None:
     """Raise if a function whose calls have no order wrote an object."""
-    if delta.changed:
+    written = [i for i, e in delta.changed if not (may_record and issubclass(e.cls, Records))]
+    if written:
         name_of = namer(graphdef)
         raise StructureError(
             bounded(
                 f"{name}: these were written, but the order of the calls is undefined:\n"
-                f"{first_few([name_of(index) for index, _ in delta.changed])}\n"
+                f"{first_few([name_of(index) for index in written])}\n"
                 "return the new values, or use `scan`"
             )
         )

@@ -10,7 +10,7 @@ import jax
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._lanes import common_size
-from anabranch.transforms._loop import Loop, calling, refuse_writes
+from anabranch.transforms._loop import Loop, calling, refuse_writes, slice_perturbations
 from anabranch.transforms._runners import Targets, call_kept
 
 
@@ -37,7 +37,8 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
     targets = Targets([f])
     flat = flatten_call(targets.shown, (xs,), {})
     loop = Loop("map", flat, (0,), result=0)
-    common_size(flat, loop.inputs, loop.axes, None, "xs")
+    size = common_size(flat, loop.inputs, loop.axes, None, "xs")
+    slice_perturbations(loop, flat, size)
     call = calling(targets.refs, 0)
 
     def make() -> Any:
@@ -46,7 +47,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
 
             def step(slices: list[Any]) -> Any:
                 done = loop.step(call, carried, slices, fixed)
-                refuse_writes(loop.name, loop.graphdef, done.report.delta)
+                refuse_writes(loop.name, loop.graphdef, done.report.delta, may_record=True)
                 return done.report, done.stacked
 
             report, stacked = jax.lax.map(step, loop.slices(leaves), batch_size=batch_size)
@@ -54,5 +55,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
 
         return run
 
-    report, groups = call_kept(("map", flat.graphdef, batch_size), targets, make, *flat.leaves)
+    report, groups = call_kept(
+        ("map", flat.graphdef, tuple(loop.axes), batch_size), targets, make, *flat.leaves
+    )
     return finish(flat, report, groups)

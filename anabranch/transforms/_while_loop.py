@@ -15,7 +15,7 @@ from anabranch.graph._variable import Variable
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
-from anabranch.transforms._loop import Loop, Stepped, calling
+from anabranch.transforms._loop import Loop, Stepped, calling, refuse_records
 from anabranch.transforms._runners import Targets, call_kept
 
 T = TypeVar("T")
@@ -71,6 +71,7 @@ def _while_runner(loop: Loop, refs: Sequence[Any]) -> Any:
 
         def test(carried: list[Any]) -> Stepped:
             done = loop.step(call_cond, carried, fixed=fixed, pick=_predicate, result=0)
+            refuse_records(loop, done)
             return done._replace(stacked=[], fixed=[])
 
         tested = jax.jit(test, inline=True)  # the loop replays the trace that is made here
@@ -82,6 +83,7 @@ def _while_runner(loop: Loop, refs: Sequence[Any]) -> Any:
 
         def body(carried: list[Any]) -> list[Any]:
             steps.append(loop.step(call_body, carried, fixed=fixed))
+            refuse_records(loop, steps[-1])
             return steps[-1].carried
 
         last = jax.lax.while_loop(lambda carried: tested(carried).picked, body, carried)
@@ -106,6 +108,7 @@ def _testing_in_body(
 
     def body(state: tuple[Any, list[Any]]) -> Any:
         done = loop.step(both, state[1], fixed=fixed, pick=pick, result=(Carry, 0))
+        refuse_records(loop, done)
         steps.append(done)
         return done.picked, done.carried
 

@@ -363,12 +363,57 @@ class TestTransforms:
         assert grads["w"].tolist() == [6.0, 3.0, 2.0]
         assert is_clean(stack)
 
+    def test_fori_loop_stacks_if_the_number_of_steps_is_known(self):
+        def loop(n, x, stop=3):
+            def body(i, carry):
+                return carry[0], carry[0].a(carry[1])
+
+            return ab.fori_loop(0, stop, body, (n, x))[1]
+
+        out = self.check(loop, {("a", "x", 0): [1.0, 2.0, 4.0]}, 1.0)
+        assert float(out) == 8.0
+        self.check(ab.jit(loop, static_argnames="stop"), {("a", "x", 0): [1.0, 2.0, 4.0]}, 1.0)
+        net = Net()
+        with pytest.raises(ab.errors.StructureError, match=r"(?s)recorded.*number of steps.*scan"):
+            ab.capture(ab.jit(loop))(net, 1.0, 3)
+        assert is_clean(net)
+
+    def test_while_loop_cannot_stack(self):
+        def in_body(n, x):
+            return ab.while_loop(lambda c: c[1] < 9, lambda c: (c[0], c[0](c[1])), (n, x))[1]
+
+        def in_condition(n, x):
+            return ab.while_loop(lambda c: c[0](c[1]) < 9, lambda c: (c[0], c[1] + 1), (n, x))[1]
+
+        net = Net()
+        for loop in (in_body, in_condition):
+            with pytest.raises(ab.errors.StructureError, match=r"(?s)recorded.*number of steps"):
+                ab.capture(loop)(net, 1.0)
+            assert is_clean(net)
+            assert float(loop(net, 1.0)) > 1
+
+    def test_map_stacks(self):
+        def f(blocks, x):
+            return ab.map(lambda pair: pair[0](pair[1]), (blocks, x))
+
+        blocks = Block(X)
+        out, state = ab.capture(f)(blocks, X)
+        assert out.tolist() == [1.0, 4.0, 9.0]
+        assert flat(state) == {(0, "x", 0): [1.0, 2.0, 3.0]}
+        assert is_clean(blocks)
+
     def test_cond_and_switch(self):
         def f(n, x):
             return ab.cond(x > 1, lambda n, x: n(x), lambda n, x: n(-x), n, x)
 
         self.check(f, {("a", "x", 0): 2.0, ("b", "x", 0): 4.0}, 2.0)
         self.check(ab.jit(f), {("a", "x", 0): -1.0, ("b", "x", 0): -2.0}, 1.0)
+
+    def test_branches_record_the_same(self):
+        net = Net()
+        with pytest.raises(ab.errors.StructureError, match="x/0"):
+            ab.capture(ab.cond)(True, lambda n: n(1.0), lambda n: 1.0, net)
+        assert is_clean(net)
 
 
 class TestPerturb:
@@ -402,7 +447,15 @@ class TestPerturb:
                 0.0, x, n
             )[0]
 
-        for f in (by_lane, by_step, ab.jit(by_lane), ab.jit(by_step), ab.remat(by_lane)):
+        def by_count(n, x):
+            def body(i, carry):
+                n, x, total = carry
+                return n, x, total + n(x[i])
+
+            return ab.fori_loop(0, 3, body, (n, x, 0.0))[2]
+
+        compiled = [ab.jit(by_lane), ab.jit(by_step), ab.remat(by_lane)]
+        for f in (by_lane, by_step, by_count, *compiled):
             net = Net()
             _, zeros = ab.capture(f, ab.Perturbation)(net, X)
             assert flat(zeros) == {(0, "a", "y"): [0.0] * 3, (0, "b", "y"): [0.0] * 3}
