@@ -7,6 +7,7 @@ nothing, and a failure leaves nothing behind.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 
@@ -94,7 +95,9 @@ def _captured(function: Any, kinds: tuple[type, ...], init: State | None) -> Any
             inside = run_inside(flat.graphdef, flat.leaves, ONE_GROUP)
         return finish(flat, inside.report, inside.groups)
 
-    return wrap(call, function)
+    if init is not None:
+        return wrap(call, function)
+    return wrap(call, function, functools.partial(_captured, kinds=kinds, init=None))
 
 
 class _Recorder(NamedTuple):
@@ -179,9 +182,12 @@ def _can_record(entry: Any, module: Any) -> bool:
 def _short(path: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the path of a module in a call: what the function holds, then the arguments."""
     part, below = path[0], path[1:]
-    if part == "function":
-        return below[1:] if below[:1] == ("__self__",) else below
+    while part == "function" and below[:1] and below[0] in _HOLDERS:
+        below = below[1:]
     return below
+
+
+_HOLDERS = ("__self__", "__wrapped__", "func")  # of methods, transformed functions and partials
 
 
 def _given(init: State | None) -> dict[tuple[Any, ...], dict[str, Variable]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 
 import jax
@@ -69,6 +70,17 @@ class TestCapture:
             ("other", "a", "x", 0),
             ("other", "b", "x", 0),
         ]
+
+    def test_transformed_modules_methods_and_partials(self):
+        net, xs = Net(), jnp.arange(3.0)
+        stacked = {("a", "x", 0): [0.0, 1.0, 2.0], ("b", "x", 0): [0.0, 2.0, 4.0]}
+        for f in (ab.vmap(net), ab.vmap(net.__call__), ab.jit(ab.vmap(net))):
+            out, state = ab.capture(f)(xs)
+            assert out.tolist() == [0.0, 6.0, 12.0]
+            assert flat(state) == stacked
+        _, state = ab.capture(functools.partial(lambda n, x: n(x), net))(1.0)
+        assert flat(state) == {(0, "a", "x", 0): 1.0, (0, "b", "x", 0): 2.0}
+        assert is_clean(net)
 
     def test_a_name_can_be_used_again(self):
         block = Block(2.0)
