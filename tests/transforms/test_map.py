@@ -105,7 +105,7 @@ class TestMap:
 
 class TestAssociativeScan:
     @pytest.mark.parametrize("reverse", [False, True])
-    @pytest.mark.parametrize("n", [1, 2, 7, 8])
+    @pytest.mark.parametrize("n", [1, 5])
     def test_arrays_and_containers_give_what_jax_gives(self, n, reverse):
         elems = {"a": jnp.arange(1.0, n + 1), "b": (jnp.ones((n, 2)), [jnp.arange(n)])}
 

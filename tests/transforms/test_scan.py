@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import weakref
@@ -45,6 +46,10 @@ def python_loop(f, carry, xs, *rest):
         carry, y = f(carry, x, *rest)
         ys.append(y)
     return carry, ys
+
+
+def count(v):
+    v.value = v + 1
 
 
 def equal(a: Any, b: Any) -> None:
@@ -355,6 +360,38 @@ class TestLikeTheLoop:
         assert pair[1] is b
         assert (float(a), float(b)) == (0, 7)
 
+    def test_containers_and_dataclasses_may_be_new_each_time(self):
+        @dataclasses.dataclass
+        class State:
+            total: Any
+            more: Any
+
+        def f(state, x, m):
+            m.cells = [m.cells[0] + x, m.cells[1]]
+            return State(state.total + x, {"k": state.more["k"] * 2}), state
+
+        m, init = Stats(), State(jnp.zeros(()), {"k": jnp.ones(())})
+        cells, last = m.cells, m.cells[1]
+        out, states = ab.scan(f, in_axes=(Carry, 0, None))(init, XS, m)
+        assert (float(out.total), float(out.more["k"])) == (7, 8)
+        assert (states.total.tolist(), states.more["k"].tolist()) == ([0, 1, 3], [1, 2, 4])
+        assert (float(init.total), float(init.more["k"])) == (0, 1)
+        assert m.cells is not cells
+        assert m.cells[1] is last
+        assert (float(cells[0]), float(m.cells[0])) == (0, 7)
+
+    def test_sharding_names_follow_the_rank(self):
+        def f(c, layer):
+            assert layer.get_metadata()["sharding"] == ("in",)
+            layer.value = layer + 1
+            return c, ab.Param(layer * 1, sharding=("out",))
+
+        w = ab.Param(jnp.zeros((3, 2)), sharding=("layers", "in"))
+        _, new = ab.scan(f)(0.0, w)
+        assert w.get_metadata()["sharding"] == ("layers", "in")
+        assert new.get_metadata()["sharding"] == (None, "out")
+        assert w.value.tolist() == [[1, 1]] * 3
+
 
 class TestTracing:
     def test_eager_calls_trace_once(self):
@@ -517,6 +554,10 @@ class TestNested:
         one, other = Stats(), Stats()
         with jax.disable_jit():
             out = ab.scan(lambda m, x: (m, m.step(0.0, x)[1]))(one, XS)
+            assert int(ab.fori_loop(0, 3, lambda i, x: x + i, 0)) == 3
+            v = ab.Variable(0)
+            assert ab.while_loop(lambda v: v < 3, lambda v: (count(v), v)[1], v) is v
+            assert int(v) == 3
         python_loop(lambda m, x: (m, m.step(0.0, x)[1]), other, XS)
         assert out[0] is one
         assert contents(one) == contents(other)
