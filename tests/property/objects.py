@@ -95,9 +95,11 @@ class Boom(Exception):
 def is_no_program(error: BaseException) -> bool:
     """Tell what numbers and NumPy arrays refuse: it is possible once they are traced (S1a)."""
     text = str(error)
+    if isinstance(error, AttributeError) and "'update'" in text:
+        return True  # tracers have an `update`, that of their aval
     if isinstance(error, TypeError | AttributeError):
         return "'int'" in text or "'float'" in text or type(error).__module__.startswith("numpy")
-    return isinstance(error, ValueError) and "read-only" in text
+    return isinstance(error, ValueError) and ("read-only" in text or "delete array" in text)
 
 
 class _Skip:
