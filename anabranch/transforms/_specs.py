@@ -77,7 +77,8 @@ class StateSharding(FilterMap):
     """Say by filter how the arrays of an object are sharded.
 
     Arguments:
-        mapping: from filters to a `jax.sharding.Sharding`, or None (as it comes).
+        mapping: from filters to a `jax.sharding.Sharding`, or None (as it comes); for `shard_map`
+            to a `jax.sharding.PartitionSpec`, or None (the same on all devices).
 
     >>> import anabranch as ab, jax
     >>> here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
