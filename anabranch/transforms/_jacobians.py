@@ -6,13 +6,14 @@ all of them, and comes back once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Unpack, overload
 
 import jax
 
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
-from anabranch.transforms._call import Call, flatten_call, positions
+from anabranch.transforms._call import flatten_call, positions
 from anabranch.transforms._differentiated import Argument, Differentiated, listed
 from anabranch.transforms._options import GradOptions, JacobianOptions
 from anabranch.transforms._outputs import output_arrays, without_aux
@@ -65,10 +66,13 @@ def jacfwd(
     >>> ab.jacfwd(lambda v: v**2)(v)[()].tolist()
     [[2.0, 0.0], [0.0, 4.0]]
     """
+    remake = functools.partial(jacfwd, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
     if function is None:
-        return lambda f: jacfwd(f, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
+        return remake
     options = {"holomorphic": holomorphic}
-    return _jacobian(jax.jacfwd, function, argnums, has_aux, options, allow_int=False)
+    return _jacobian(
+        jax.jacfwd, function, argnums, has_aux, options, allow_int=False, remake=remake
+    )
 
 
 @overload
@@ -100,12 +104,15 @@ def jacrev(
     >>> ab.jacrev(lambda v: v.sum())(v)[()].tolist()
     [1.0, 1.0]
     """
+    remake = functools.partial(
+        jacrev, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
+    )
     if function is None:
-        return lambda f: jacrev(
-            f, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
-        )
+        return remake
     options = {"holomorphic": holomorphic, "allow_int": allow_int}
-    return _jacobian(jax.jacrev, function, argnums, has_aux, options, allow_int=allow_int)
+    return _jacobian(
+        jax.jacrev, function, argnums, has_aux, options, allow_int=allow_int, remake=remake
+    )
 
 
 @overload
@@ -138,15 +145,11 @@ def hessian(
     >>> float(h["a"][()]["a"][()]), float(h["a"][()]["b"][()])
     (6.0, 4.0)
     """
+    remake = functools.partial(hessian, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
     if function is None:
-        return lambda f: hessian(f, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic)
+        return remake
     options: Any = {"argnums": argnums, "has_aux": has_aux, "holomorphic": holomorphic}
-
-    def rows(call: Call) -> Any:  # of the twin: a bound `self` must be one object all the way in
-        return call._replace(function=jacrev(call.function, **options)).run()
-
-    forward = {"holomorphic": holomorphic}
-    return _jacobian(jax.jacfwd, function, argnums, has_aux, forward, allow_int=False, target=rows)
+    return jacfwd(jacrev(function, **options), **options)
 
 
 def _jacobian(
@@ -157,7 +160,7 @@ def _jacobian(
     options: dict[str, Any],
     *,
     allow_int: bool,
-    target: Callable[[Call], Any] = Call.run,
+    remake: Callable[[Any], Any],
 ) -> Any:
     single, chosen = listed(argnums)
     names = tuple(positions(function))
@@ -172,7 +175,7 @@ def _jacobian(
 
         def run(inputs: list[Any]) -> Any:
             full = parts.insert(leaves, inputs)
-            inside = run_inside(flat.graphdef, full, ONE_GROUP, pick, target)
+            inside = run_inside(flat.graphdef, full, ONE_GROUP, pick)
             return inside.picked, (inside.report, inside.groups)
 
         rows, (report, groups) = transform(run, has_aux=True, **options)(parts.inputs(leaves))
@@ -182,4 +185,4 @@ def _jacobian(
         jacobian = tree.unflatten([row[0] if single else row for row in found])
         return (jacobian, result[1]) if has_aux else jacobian
 
-    return wrap(call, function)
+    return wrap(call, function, remake)
