@@ -80,6 +80,10 @@ class SpentTwinError(AnabranchError, RuntimeError):
     """An inner twin was used after the trace that it was made for."""
 
 
+class MissingRuleError(AnabranchError, AttributeError):
+    """A function with custom derivatives was called before it was given its rules."""
+
+
 class ConcurrentWriteError(AnabranchError, RuntimeError):
     """An object was changed by somebody else while a call was running."""
 

@@ -6,6 +6,8 @@ from anabranch.transforms._capture import capture
 from anabranch.transforms._carry import Carry
 from anabranch.transforms._checkify import checkify
 from anabranch.transforms._cond import cond, switch
+from anabranch.transforms._custom_jvp import CustomJVP, custom_jvp
+from anabranch.transforms._custom_vjp import CustomVJP, custom_vjp
 from anabranch.transforms._eval_shape import eval_shape
 from anabranch.transforms._fori_loop import fori_loop
 from anabranch.transforms._grad import grad, value_and_grad
@@ -25,6 +27,8 @@ from anabranch.transforms._while_loop import while_loop
 
 __all__ = [
     "Carry",
+    "CustomJVP",
+    "CustomVJP",
     "DiffState",
     "JitFunction",
     "SplitStreams",
@@ -35,6 +39,8 @@ __all__ = [
     "checkify",
     "checkpoint",
     "cond",
+    "custom_jvp",
+    "custom_vjp",
     "eval_shape",
     "fori_loop",
     "fork_rngs",

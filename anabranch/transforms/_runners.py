@@ -7,11 +7,12 @@ the graphdef of the call a `Target` stands in their places.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -142,6 +143,21 @@ class Runners:
             if kept.captured is not None:
                 self._keep(key, refs, kept)
         return result
+
+    @contextlib.contextmanager
+    def tracing(self, key: Hashable, functions: Sequence[Any]) -> Generator[None]:
+        """Call a function that belongs to a kept one, but may be traced later than that.
+
+        Arguments:
+            key: as for `call`.
+            functions: as for `call`.
+        """
+        kept = self._kept.get((key, ()))
+        if kept is None or captured(functions) != kept.captured:
+            yield
+        else:
+            yield
+            kept.captured = captured(functions)
 
     def _keep(self, key: Hashable, refs: Sequence[weakref.ref[Any]], kept: _Kept) -> None:
         table = self._kept
