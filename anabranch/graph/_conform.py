@@ -31,7 +31,8 @@ def conform(kind: type, old: Any, new: Any) -> Any:
         if isinstance(old, (bool, int, float, complex)):
             cast_to_dtype(kind, jnp.result_type(old), new)
         return new
-    if isinstance(new, jax.Array) and new.dtype == old.dtype and new.shape == old.shape:
+    array = isinstance(new, (jax.Array, np.ndarray))  # a trace cannot tell one from the other
+    if array and new.dtype == old.dtype and new.shape == old.shape:
         return new
     number = isinstance(new, (bool, int, float, complex))
     new = cast_to_dtype(kind, old.dtype, new)

@@ -263,7 +263,12 @@ class _DictKind(Kind):
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         if type(obj) is defaultdict:
             obj.default_factory = _static.decode(extra)
-        _rewrite_dict(obj, {key_value(k): v for k, v in zip(keys, values, strict=True)})
+        # Python takes 1 and True for one key: keys are compared in their comparable form
+        own = {key if type(key) is str else _static.encode(key): key for key in obj}
+        if tuple(own) != tuple(keys):
+            obj.clear()
+        named = [own[k] if k in own else key_value(k) for k in keys]
+        _rewrite_dict(obj, dict(zip(named, values, strict=True)))
 
     def path_key(self, key: Any) -> Any:
         return key_value(key)

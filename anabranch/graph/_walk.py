@@ -161,6 +161,8 @@ class Walk:
                 if rule.identity or self.base:
                     index = ids.get(id(x))
                     if index is not None:
+                        if frame.variable is not None:
+                            self._check_holds_arrays(index, frame.variable)
                         edges.append(index)
                         continue
                 if cls is tuple and not frame.numbers and _is_plain(x):
@@ -178,11 +180,8 @@ class Walk:
     def _open(self, parent: _Frame, x: Any, cls: Any, kind: Kind) -> _Frame:
         index = self.base + len(self.entries)
         variable, numbers = parent.variable, parent.numbers
-        if variable is not None and kind in _OBJECT_KINDS:
-            raise NodeTypeError(
-                f"this is a {cls.__name__} inside the value of a {variable}; a Variable holds "
-                "arrays and containers of arrays: hold the object as an attribute"
-            )
+        if variable is not None:
+            self._check_no_object(kind, cls, variable)
         contents = kind.open(x)
         if kind is _kinds.VARIABLE:
             variable, numbers = cls.__name__, self._variable_numbers
@@ -193,6 +192,24 @@ class Walk:
         self.entries.append(None)
         parent.edges.append(index)
         return _Frame(index, kind, cls, contents, numbers=numbers, variable=variable)
+
+    def _check_holds_arrays(self, index: int, variable: str) -> None:
+        """Raise if a container that is part of the value of a Variable holds an object."""
+        pending, seen = [index], set[int]()
+        while pending:
+            i = pending.pop() - self.base
+            entry = self.entries[i] if i >= 0 else None  # else: checked where it was split
+            if entry is not None and i not in seen:
+                seen.add(i)
+                self._check_no_object(entry.kind, entry.cls, variable)
+                pending += [e for e in entry.edges if type(e) is int and e >= 0]
+
+    def _check_no_object(self, kind: Kind, cls: Any, variable: str) -> None:
+        if kind in _OBJECT_KINDS:
+            raise NodeTypeError(
+                f"this is a {cls.__name__} inside the value of a {variable}; a Variable holds "
+                "arrays and containers of arrays: hold the object as an attribute"
+            )
 
     def _variable(self, x: Any, cls: Any, parent: _Frame) -> int:
         """Encode a Variable that holds one array: the common case, without a frame."""

@@ -296,6 +296,11 @@ class TestRefusals:
     def test_variables_inside_variables(self):
         self.check(ab.Param([ab.Param(1.0)]), "inside the value")
 
+    def test_variables_inside_a_container_that_a_variable_shares(self):
+        shared = [ab.Param(1.0)]
+        with pytest.raises(ab.errors.NodeTypeError, match="inside the value"):
+            ab.split({"first": shared, "v": ab.Variable(shared)})
+
     def test_modules_inside_variables(self):
         self.check(ab.Param({"m": Block()}), "inside the value")
 

@@ -136,6 +136,25 @@ class TestWrites:
         assert list(table) == ["second", "n", "first"]
         assert table["first"] is v
 
+    def test_keys_that_python_takes_for_one_are_told_apart(self):
+        def f(d):
+            d[1] = d.pop(True)
+            d[-0.0] = d.pop(0.0)
+
+        d = {True: "a", 0.0: "b"}
+        transforms.jit(f)(d)
+        assert repr(d) == repr({1: "a", -0.0: "b"})
+
+    def test_a_numpy_array_is_written_alike_in_a_trace_and_outside(self):
+        def f(v, x):
+            v[...] = x
+
+        x = np.ones(2, np.float32)
+        for transform in (lambda f: f, transforms.jit, transforms.remat):
+            v = ab.Param(jnp.zeros(2))
+            transform(f)(v, x)
+            assert v.value is x
+
     def test_objects_that_are_detached_keep_what_was_written(self):
         def detach(layer):
             old = layer.w
