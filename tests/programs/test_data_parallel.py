@@ -5,6 +5,8 @@ Momentum, statistics of the whole batch, and dropout whose mask is drawn for the
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,9 +113,8 @@ def by_values():
 
 
 def by_vmap():
-    mapped = transforms.vmap(
-        shard_values, axis_name="i", in_axes=(None, 0, 0), out_axes=None, rngs="share"
-    )
+    options = {"axis_name": "i", "in_axes": (None, 0, 0), "out_axes": None}
+    mapped = transforms.jit(transforms.vmap(shard_values, rngs="share", **options))
 
     def call(trainer, x, y):
         return mapped(trainer, x.reshape(DEVICES, LOCAL, 2), y.reshape(DEVICES, LOCAL))
@@ -123,6 +124,11 @@ def by_vmap():
 
 def by_jit_of_types():
     return transforms.jit(by_types())
+
+
+@functools.cache
+def trained_on_one_device():
+    return train(on_one_device)
 
 
 def train(run):
@@ -141,7 +147,7 @@ def train(run):
 
 @pytest.mark.parametrize("make", [by_types, by_jit_of_types, by_values, by_pmap, by_vmap])
 def test_eight_devices_equal_one(make):
-    losses, expected = train(on_one_device)
+    losses, expected = trained_on_one_device()
     found_losses, found = train(make())
     np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
     for a, b in zip(found, expected, strict=True):
@@ -178,13 +184,15 @@ def test_a_scan_of_steps_on_each_device(make):
 
     x = jax.random.normal(jax.random.key(1), (BATCH, 2))
     y = jnp.sin(x).sum(1)
-    one, other = Trainer(), Trainer()
-    total = run(one, x, y)
-    losses = [float(on_one_device(other, x, y)) for _ in range(STEPS)]
+    trainer = Trainer()
+    total = run(trainer, x, y)
+    losses, expected = trained_on_one_device()
     np.testing.assert_allclose(total, sum(losses), rtol=1e-5)
-    for a, b in zip((one.net.w, one.net.mean), (other.net.w, other.net.mean), strict=True):
-        np.testing.assert_allclose(a.value, b.value, rtol=1e-4, atol=1e-6)
-    assert int(one.rngs.dropout.count) == STEPS
+    net = trainer.net
+    found = [net.w, net.out, net.mean, *trainer.momentum]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.value, b, rtol=1e-4, atol=1e-6)
+    assert int(trainer.rngs.dropout.count) == STEPS
 
 
 @pytest.mark.parametrize("make", ["shard_map", "pmap"])

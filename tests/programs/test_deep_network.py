@@ -5,6 +5,8 @@ Beside it is the same training in plain JAX: Python loops over lists of arrays.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +50,9 @@ def plain_training(ws, means, key, xs):
     """Train layers that are lists of arrays; key number n is the n-th draw."""
     draws, losses = 0, []
 
-    def loss(ws, means, x, keys):
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def differentiated(ws, means, x, keys):
         after = []
         for w, mean, k in zip(ws, means, keys, strict=True):
             x, mean = plain_layer(w, mean, x, k)
@@ -58,7 +62,7 @@ def plain_training(ws, means, key, xs):
     for x in xs:
         keys = [jax.random.fold_in(key, draws + i) for i in range(LAYERS)]
         draws += LAYERS
-        (value, means), grads = jax.value_and_grad(loss, has_aux=True)(ws, means, x, keys)
+        (value, means), grads = differentiated(ws, means, x, keys)
         ws = [w - 0.5 * g for w, g in zip(ws, grads, strict=True)]
         losses.append(value)
     return jnp.stack(ws), jnp.stack(means), jnp.stack(losses)
