@@ -1,6 +1,9 @@
 """How many random programs behave under a transform as they do plainly.
 
     python benchmarks/random_programs.py --count 10000 --jobs 2
+    python benchmarks/random_programs.py --count 20000 --jobs 2 --transform nested
+
+`nested` puts one to three transforms, chosen by the seed, around each function.
 
 Prints the counts of equal, unequal and refused programs and the first failures, made smaller, as
 Python. The programs are those of `tests/property`: a seed is a program.
@@ -18,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CHUNK = 50
+REFUSED = "refused by a loop, whose state must keep its structure"
 CLEAR_EVERY = 10
 """Chunks between two clearings of JAX's caches: every program compiles functions of its own."""
 
@@ -26,21 +30,23 @@ def run_chunk(chunk: tuple[str, int, int, bool]) -> tuple[Counter[str], list[str
     """Run the programs of some seeds; return the counts, and the failures as text."""
     import jax
 
-    from tests.property.failures import TRANSFORMS, failure
-    from tests.property.programs import generate
+    from tests.property.failures import case, failure
     from tests.property.worlds import run
 
     name, start, stop, small = chunk
     counts: Counter[str] = Counter()
     texts: list[str] = []
     for seed in range(start, stop):
-        scenario = generate(seed)
-        outcome = run(scenario, TRANSFORMS[name])
-        counts[outcome.kind] += 1
+        scenario, transform, refusing = case(name, seed)
+        outcome = run(scenario, transform)
+        kind = outcome.kind
+        if kind == "refused" and refusing:
+            kind = REFUSED
+        counts[kind] += 1
         counts["calls that raised, in both worlds"] += outcome.raised
-        if outcome.kind != "equal":
+        if kind not in ("equal", REFUSED):
             whole = f"{scenario.text()}\n{outcome.kind}: {outcome.message}"
-            texts.append(failure(scenario, TRANSFORMS[name]) if small else whole)
+            texts.append(failure(scenario, transform) if small else whole)
     if start // CHUNK % CLEAR_EVERY == 0:
         jax.clear_caches()
     return counts, texts
@@ -71,7 +77,7 @@ def main() -> None:
                 if failures <= options.show:
                     print(text, end="\n\n", flush=True)
     print(f"{options.transform}: {options.count:,} programs, {time.perf_counter() - begin:.0f} s")
-    for kind in ("equal", "unequal", "refused", "calls that raised, in both worlds"):
+    for kind in ("equal", "unequal", "refused", REFUSED, "calls that raised, in both worlds"):
         print(f"{counts[kind]:8,} {kind}")
     sys.exit(failures > 0)
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import anabranch as ab
+from tests.property import chains
+from tests.property.programs import generate
 from tests.property.scenario import Scenario, shrink
 from tests.property.worlds import Transform, run
 
 TRANSFORMS: dict[str, Transform] = {"jit": ab.transforms.jit}
+
+
+def case(name: str, seed: int) -> tuple[Scenario, Transform, bool]:
+    """Return the program of a seed, the transform for it, and whether that may refuse it."""
+    if name != "nested":
+        return generate(seed), TRANSFORMS[name], False
+    names = chains.chain_of(seed)
+    return chains.program_of(seed), chains.nested(names), chains.may_refuse(names)
 
 
 def failure(scenario: Scenario, transform: Transform) -> str:
