@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +64,7 @@ def loss(net, xs):
     return (h**2).sum() + hs.mean()
 
 
+@functools.partial(jax.jit, static_argnames="record")
 def plain_loss(w, xs, largest, *, record):
     def straight(x):
         rounded = jnp.where(jnp.abs(x) < 4, x, jax.lax.stop_gradient(x))

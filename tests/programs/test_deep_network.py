@@ -15,7 +15,7 @@ import pytest
 import anabranch as ab
 from anabranch import transforms
 
-LAYERS, WIDTH, BATCH, STEPS = 3, 4, 5, 3
+LAYERS, WIDTH, BATCH, STEPS = 3, 4, 5, 2
 
 
 class Layer(ab.Module):
