@@ -22,6 +22,7 @@ from anabranch.transforms._call import flatten_call
 from anabranch.transforms._runners import Targets, call_kept
 from anabranch.transforms._specs import ABSENT
 from anabranch.transforms._union import Outputs, outputs_of, unite
+from anabranch.transforms._wrap import where
 
 R = TypeVar("R")
 
@@ -70,7 +71,8 @@ def cond(
         return jax.lax.cond(pred, *branches, *leaves)
 
     names = [
-        f"{name} ({_name(f)})" for name, f in (("true_fun", true_fun), ("false_fun", false_fun))
+        f"{name} ({where(f)})"
+        for name, f in (("cond: true_fun", true_fun), ("false_fun", false_fun))
     ]
     operands = _operands(operands, operand)
     if _is_debugged(pred):
@@ -124,7 +126,8 @@ def switch(
     def choose(index: Any, branches: Sequence[Any], leaves: Sequence[Any]) -> Any:
         return jax.lax.switch(index, branches, *leaves)
 
-    names = [f"branches[{i}] ({_name(f)})" for i, f in enumerate(branches)]
+    names = [f"branches[{i}] ({where(f)})" for i, f in enumerate(branches)]
+    names[0] = f"switch: {names[0]}"
     operands = _operands(operands, operand)
     if _is_debugged(index):
         return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
@@ -153,11 +156,6 @@ def _operands(operands: tuple[Any, ...], operand: Any) -> tuple[Any, ...]:
     if operands:
         raise StructureError("give operands by position or as `operand=`, not both")
     return (operand,)
-
-
-def _name(function: Any) -> str:
-    function = getattr(function, "func", function)  # of a partial
-    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def _run(

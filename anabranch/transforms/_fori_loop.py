@@ -23,6 +23,7 @@ from anabranch.transforms._loop import (
     slice_perturbations,
 )
 from anabranch.transforms._runners import Targets, call_kept
+from anabranch.transforms._wrap import where
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ def fori_loop(
     targets = Targets([body_fun])
     start, stop = _same_type(lower, upper)
     flat = flatten_call(targets.shown, (start, init_val), {})
-    loop = Loop("fori_loop", flat, (None, Carry), names=["init_val"])
+    loop = Loop(f"fori_loop of {where(body_fun)}", flat, (None, Carry), names=["init_val"])
     counter = _counter(flat.graphdef)
     loop.fix(counter)
     if known:

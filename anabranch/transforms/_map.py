@@ -12,6 +12,7 @@ from anabranch.transforms._call import flatten_call
 from anabranch.transforms._lanes import common_size
 from anabranch.transforms._loop import Loop, calling, refuse_writes, slice_perturbations
 from anabranch.transforms._runners import Targets, call_kept
+from anabranch.transforms._wrap import where
 
 
 def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
@@ -36,7 +37,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
     """
     targets = Targets([f])
     flat = flatten_call(targets.shown, (xs,), {})
-    loop = Loop("map", flat, (0,), result=0)
+    loop = Loop(f"map of {where(f)}", flat, (0,), result=0)
     size = common_size(flat, loop.inputs, loop.axes, None, "xs")
     slice_perturbations(loop, flat, size)
     call = calling(targets.refs, 0)

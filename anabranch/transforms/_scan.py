@@ -19,7 +19,7 @@ from anabranch.transforms._loop import Loop, calling, slice_perturbations
 from anabranch.transforms._options import ScanOptions
 from anabranch.transforms._runners import Targets, call_kept
 from anabranch.transforms._specs import is_container
-from anabranch.transforms._wrap import wrap
+from anabranch.transforms._wrap import where, wrap
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,10 +88,11 @@ def scan(
     specs = ArgumentSpecs(function, in_axes, "in_axes", None)
     options = {"reverse": reverse, "unroll": unroll}
     targets = Targets([function])
+    name = f"scan of {where(function)}"
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(targets.shown, args, kwargs)
-        loop, size = _prepare(flat, *specs.match(args, kwargs), out_axes, length)
+        loop, size = _prepare(name, flat, *specs.match(args, kwargs), out_axes, length)
 
         def make() -> Any:
             return _runner(loop, targets.refs, size, options)
@@ -105,9 +106,9 @@ def scan(
 
 
 def _prepare(
-    flat: Flat, args: Any, kwargs: Any, out_axes: Any, length: int | None
+    name: str, flat: Flat, args: Any, kwargs: Any, out_axes: Any, length: int | None
 ) -> tuple[Loop, int]:
-    loop = Loop("scan", flat, args, kwargs, out_axes)
+    loop = Loop(name, flat, args, kwargs, out_axes)
     given = sum(value is Carry for value in plain_values(out_axes))
     if given != loop.carries:
         raise StructureError(

@@ -17,6 +17,7 @@ from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
 from anabranch.transforms._loop import Loop, Stepped, calling, refuse_records
 from anabranch.transforms._runners import Targets, call_kept
+from anabranch.transforms._wrap import where
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_va
     """
     targets = Targets([cond_fun, body_fun])
     flat = flatten_call(targets.shown, (init_val,), {})
-    loop = Loop("while_loop", flat, (Carry,), names=["init_val"])
+    loop = Loop(f"while_loop of {where(body_fun)}", flat, (Carry,), names=["init_val"])
 
     def make() -> Any:
         return _while_runner(loop, targets.refs)

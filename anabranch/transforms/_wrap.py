@@ -82,3 +82,15 @@ def name_inside(run: F, function: Callable[..., Any]) -> F:
     functools.update_wrapper(run, function, updated=())
     run.__signature__ = signature  # type: ignore[attr-defined]  # jit looks at the parameters
     return run
+
+
+def where(function: Any) -> str:
+    """Return the name of a function, and its file and line, as error messages show it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    if not isinstance(plain, types.FunctionType):  # a callable object
+        plain = inspect.unwrap(type(function).__call__)
+    code = getattr(plain, "__code__", None)
+    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"

@@ -158,6 +158,7 @@ def test_loops_refuse_another_structure_by_path(name):
         with pytest.raises(ab.errors.StructureError) as caught:
             STEADY[name](f)(a, b)
         assert len(str(caught.value)) < 4_000
+        assert "contract.py:" in str(caught.value)  # the line of the body
         assert a.w is a_w
         assert list(vars(a)) == ["w", "n", "name", "k"]
         assert a.k == 0
