@@ -35,7 +35,13 @@ R = TypeVar("R")
 
 
 class CustomJVP(CustomRules[P, R]):
-    """A function with a rule for tangents; see `custom_jvp`."""
+    """A function with a rule for tangents; see `custom_jvp`.
+
+    >>> import anabranch as ab
+    >>> cube = ab.custom_jvp(lambda x: x**3)
+    >>> isinstance(cube, ab.CustomJVP), cube
+    (True, <custom_jvp of ...>)
+    """
 
     _kind = "custom_jvp"
     _definer = "defjvp"

@@ -53,7 +53,13 @@ jax.tree_util.register_pytree_node(
 
 
 class CustomVJP(CustomRules[P, R]):
-    """A function with rules for reverse mode; see `custom_vjp`."""
+    """A function with rules for reverse mode; see `custom_vjp`.
+
+    >>> import anabranch as ab
+    >>> cube = ab.custom_vjp(lambda x: x**3)
+    >>> isinstance(cube, ab.CustomVJP), cube
+    (True, <custom_vjp of ...>)
+    """
 
     _kind = "custom_vjp"
     _definer = "defvjp"

@@ -97,6 +97,8 @@ def is_no_program(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, AttributeError) and "'update'" in text:
         return True  # tracers have an `update`, that of their aval
+    if isinstance(error, IndexError) and "out of bounds for axis" in text:
+        return True  # in a trace, an index is clamped
     if isinstance(error, TypeError | AttributeError):
         return "'int'" in text or "'float'" in text or type(error).__module__.startswith("numpy")
     return isinstance(error, ValueError) and ("read-only" in text or "delete array" in text)
