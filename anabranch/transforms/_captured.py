@@ -22,8 +22,9 @@ from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._kinds import Kind
 
-_DEPTH = 4  # helpers of helpers of helpers
-_LONG = 64
+_DEPTH = 16  # helpers of helpers; deeper ones are traced again, as is what is longer
+_LONG = 256
+_LARGE = 1 << 16  # bytes of a numpy array that are compared; larger ones are constants
 _LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy"})
 _CONTAINERS = frozenset({_kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.SET, _kinds.TUPLE})
 
@@ -77,12 +78,15 @@ class _Captured:
         self._function(target, _DEPTH)
 
     def _function(self, function: Any, depth: int) -> None:
-        function = getattr(function, "__wrapped__", function)
+        if hasattr(function, "__wrapped__"):  # a wrapper has captures of its own, too
+            self._function(function.__wrapped__, depth)
         if not isinstance(function, types.FunctionType) or id(function) in self._seen:
             return
         self._seen.add(id(function))
-        if not depth or (function.__module__ or "").partition(".")[0] in _LIBRARIES:
+        if _library_of(function) in _LIBRARIES:
             return
+        if not depth:
+            raise _NotComparableError
         for cell in function.__closure__ or ():
             try:
                 value = cell.cell_contents
@@ -108,6 +112,8 @@ class _Captured:
             if _jax.is_tracer(value) or not isinstance(value, (jax.Array, np.ndarray)):
                 raise _NotComparableError
             self.items.append(_Same(value))
+            if isinstance(value, np.ndarray) and value.nbytes <= _LARGE:
+                self.items.append((value.dtype, value.shape, value.tobytes()))
         elif isinstance(rule, Kind):
             self._container(value, rule, depth)
         else:
@@ -120,10 +126,8 @@ class _Captured:
             raise _NotComparableError
         extra, keys, children = kind.open(value)
         if len(children) > _LONG:
-            self.items.append((id(value), len(children)))
-            children = children[:_LONG]
-        else:
-            self.items.append((type(value), extra, tuple(keys)))
+            raise _NotComparableError
+        self.items.append((type(value), extra, tuple(keys)))
         for child in children:
             if kind.identity and _classify.rule_of(child) is _classify.LEAF:
                 raise _NotComparableError
@@ -142,6 +146,11 @@ class _Captured:
                 self.items.append(_static.encode(value))
         except (NodeTypeError, StaticValueError):
             raise _NotComparableError from None
+
+
+def _library_of(function: types.FunctionType) -> str:
+    """Return the top package in whose file a function was written."""
+    return str(function.__globals__.get("__name__", "")).partition(".")[0]
 
 
 @functools.lru_cache(maxsize=1024)

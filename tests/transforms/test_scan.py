@@ -722,3 +722,47 @@ class TestErrors:
         with pytest.raises(ab.errors.CapturedWriteError):
             ab.scan(f)(0.0, XS)
         assert float(v) == 0
+
+
+class TestCaptures:
+    """What a body captures is compared, so that a kept trace is never stale (C38)."""
+
+    def check(self, body, change):
+        assert float(ab.scan(body)(0.0, jnp.ones(1))[0]) == 1.0
+        change()
+        assert float(ab.scan(body)(0.0, jnp.ones(1))[0]) == 5.0
+
+    def test_behind_a_decorator(self):
+        held = {"k": 1.0}
+
+        def decorate(function):
+            @functools.wraps(function)
+            def wrapper(carry, x):
+                return function(carry, x * held["k"])
+
+            return wrapper
+
+        body = decorate(lambda carry, x: (carry + x, None))
+        self.check(body, lambda: held.update(k=5.0))
+
+    def test_behind_many_helpers(self):
+        held = {"k": 1.0}
+
+        def calling(inner):
+            def helper():
+                return inner()
+
+            return helper
+
+        helper = calling(lambda: held["k"])
+        for _ in range(8):
+            helper = calling(helper)
+        self.check(lambda carry, x: (carry + helper(), None), lambda: held.update(k=5.0))
+
+    def test_in_long_containers(self):
+        held = [1.0] * 500
+        self.check(lambda carry, x: (carry + held[400], None), lambda: held.__setitem__(400, 5.0))
+
+    def test_in_numpy_arrays_that_are_changed_in_place(self):
+        held = np.ones(3)
+        self.check(lambda carry, x: (carry + held[1], None), lambda: held.fill(5.0))
