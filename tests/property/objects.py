@@ -100,7 +100,9 @@ def is_no_program(error: BaseException) -> bool:
     if isinstance(error, IndexError) and "out of bounds for axis" in text:
         return True  # in a trace, an index is clamped
     if isinstance(error, TypeError | AttributeError):
-        return "'int'" in text or "'float'" in text or type(error).__module__.startswith("numpy")
+        return any(x in text for x in ("'int'", "'float'", "'numpy.")) or type(
+            error
+        ).__module__.startswith("numpy")
     return isinstance(error, ValueError) and ("read-only" in text or "delete array" in text)
 
 
