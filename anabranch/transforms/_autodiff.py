@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import Partial
 
 from anabranch.errors import StructureError, bounded, first_few
@@ -66,7 +67,10 @@ def vjp(
     inputs = parts.inputs(array_leaves(flat.leaves))
     _, pullback, (report, groups) = jax.vjp(run, inputs, has_aux=True)
     result = finish(flat, report, groups)
-    pull = Partial(_Pullback(parts.forms), pullback)
+    output = result[0] if has_aux else result
+    leaves, treedef = jax.tree.flatten(output)
+    shapes = tuple([np.shape(leaf) for leaf in leaves])
+    pull = Partial(_Pullback(parts.forms, treedef, shapes), pullback)
     return (result[0], pull, result[1]) if has_aux else (result, pull)
 
 
@@ -196,8 +200,20 @@ class _Pullback(NamedTuple):
     """From the gradients of leaves to those of arguments; static, so that it can leave a trace."""
 
     forms: tuple[GradientForm, ...]
+    treedef: Any  # of the output
+    shapes: tuple[tuple[int, ...], ...]
 
     def __call__(self, pullback: Any, cotangent: Any) -> tuple[Any, ...]:
+        leaves, treedef = jax.tree.flatten(cotangent)
+        shapes = tuple([np.shape(leaf) for leaf in leaves])
+        if treedef != self.treedef or shapes != self.shapes:
+            raise StructureError(
+                bounded(
+                    "a cotangent has the form of the output, which is "
+                    f"{str(self.treedef)[:1000]} with shapes {str(self.shapes)[:500]}; found "
+                    f"{str(treedef)[:1000]} with shapes {str(shapes)[:500]}"
+                )
+            )
         (gradients,) = pullback(cotangent)
         numbers = [number for form in self.forms for number, _ in form.infos]
         by_number = dict(zip(numbers, gradients, strict=True))

@@ -23,11 +23,14 @@ from anabranch.graph._leaf_info import LeafInfo, LeafInfos, path_text
 from anabranch.graph._state import State
 from anabranch.graph._variable import Param
 from anabranch.transforms._specs import DiffState
+from anabranch.transforms._wrap import TRANSFORMED
 
 Argument: TypeAlias = int | str | DiffState
 """An argument: its position, its name, or a part of it."""
 
 OBJECTS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
+AS_STATE = OBJECTS | {_kinds.METHOD, _kinds.PARTIAL, TRANSFORMED}
+"""What has a State for a derivative: objects, and functions that hold arrays."""
 """The kinds whose derivatives are States; all others keep their form."""
 
 
@@ -59,17 +62,17 @@ class GradientForm(NamedTuple):
         order, paths = self._containers()
         for index in order:  # nodes first, empty: they can be part of a cycle
             kind, cls, extra, _, _ = entries[index]
-            if kind in OBJECTS:
+            if kind in AS_STATE:
                 made[index] = self._state_below(paths[index], own)
             elif kind.identity:
                 made[index] = kind.create(cls, extra)
         for index in order:
             kind, cls, extra, keys, edges = entries[index]
-            if not kind.identity:
+            if not kind.identity and kind not in AS_STATE:
                 made[index] = kind.build(cls, extra, keys, [resolve(edge) for edge in edges])
         for index in order:
             kind, _, extra, keys, edges = entries[index]
-            if kind.identity and kind not in OBJECTS:
+            if kind.identity and kind not in AS_STATE:
                 kind.fill(made[index], extra, keys, [resolve(edge) for edge in edges])
         return resolve(self.edge)
 
@@ -82,7 +85,7 @@ class GradientForm(NamedTuple):
             edge = visit.edge
             if type(edge) is int and edge >= 0 and edge not in paths:
                 paths[edge] = visit.path
-                if self.graphdef.entries[edge].kind not in OBJECTS:
+                if self.graphdef.entries[edge].kind not in AS_STATE:
                     pending += reversed([*self.graphdef.children(edge, visit.link, -1)])
         return sorted(paths, reverse=True), paths  # the children of a value have higher indices
 

@@ -364,3 +364,12 @@ def test_second_derivatives_through_the_tangent():
     )(ENTRY[0])
     assert np.allclose(grads["w"], expected, rtol=1e-5)
     assert written_once(model)
+
+
+def test_a_cotangent_of_another_form_is_refused():
+    out, pullback = ab.vjp(lambda x: {str(i): x * i for i in range(300)}, 2.0)
+    for wrong in (1.0, {**out, "0": jnp.ones(2)}, {"0": 1.0}):
+        with pytest.raises(ab.errors.StructureError, match="form of the output") as caught:
+            pullback(wrong)
+        assert len(str(caught.value)) < 4_000
+    assert float(pullback(dict.fromkeys(out, 1.0))[0]) == sum(range(300))

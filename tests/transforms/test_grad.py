@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +84,12 @@ class TestWhatIsDifferentiated:
     def test_only_scalars_have_gradients(self, result):
         with pytest.raises(ab.errors.StructureError, match="scalar"):
             transforms.grad(lambda x: result)(1.0)
+
+    def test_functions_that_hold_arrays_have_a_state(self):
+        scale = functools.partial(lambda x, k: x * k, k=jnp.array(3.0))
+        grads = transforms.grad(lambda d, x: d["f"](x) + d["y"])({"f": scale, "y": 1.0}, 2.0)
+        assert grads["f"].flat() == {("k",): 2.0}
+        assert float(grads["y"]) == 1.0
 
     def test_argnums_must_exist(self):
         with pytest.raises(ab.errors.StructureError, match="argnums has 1"):
