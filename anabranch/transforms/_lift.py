@@ -7,6 +7,7 @@ object of the caller is checked, as far as one can tell, before it is written.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -19,6 +20,7 @@ from anabranch.transforms._box import array_leaves
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._differentiated import leaves_below
 from anabranch.transforms._outcome import Outcome, finish_outcomes, run_to_outcome
+from anabranch.transforms._runners import Owned
 from anabranch.transforms._wrap import name_inside, wrap
 
 
@@ -74,7 +76,7 @@ def lift(transform: Callable[..., Any], /) -> Callable[..., Any]:
 
 
 def _lifted(transform: Callable[[Any], Any], function: Any, remake: Any) -> Any:
-    kept: dict[Any, Any] = {}
+    owned = Owned(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)
@@ -82,15 +84,17 @@ def _lifted(transform: Callable[[Any], Any], function: Any, remake: Any) -> Any:
         inputs = _Inputs(flat.graphdef)
         shapes = tuple([np.shape(leaf) for leaf in leaves])
         key = (flat.graphdef, shapes)
-        transformed = None if inputs.hidden else kept.get(key)
-        if transformed is None:
+
+        def make() -> Any:
             hidden = [leaves[number] for number in inputs.hidden]
             run = name_inside(_boxed(flat.graphdef, inputs, hidden, shapes), function)
-            transformed = transform(run)
-            if not hidden:
-                transformed = kept.setdefault(key, transformed)
+            return functools.partial(_call, transform(run))
+
         positional, named = inputs.of(leaves)
-        output = _call(transformed, positional, named)
+        if inputs.hidden:  # closed over, so that it is of this call only
+            output = make()(positional, named)
+        else:
+            output = owned.call(key, make, positional, named)
         return finish_outcomes(flat, leaves, output)
 
     return wrap(call, function, remake)

@@ -18,6 +18,7 @@ from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._equal_lanes import OutputNames, equal_lanes
 from anabranch.transforms._lanes import Lanes
 from anabranch.transforms._options import PmapOptions
+from anabranch.transforms._runners import Owned
 from anabranch.transforms._specs import ABSENT
 from anabranch.transforms._streams import Policy, check_policy
 from anabranch.transforms._wrap import wrap
@@ -99,7 +100,7 @@ def pmap(
     static = Selection(function, nums if isinstance(nums, int) else tuple(nums), None)
     options: dict[str, Any] = {"axis_name": axis_name, "devices": devices, "backend": backend}
     axes = ArgumentSpecs(function, in_axes, "in_axes", 0)
-    compiled: dict[Any, Any] = {}
+    owned = Owned(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         specs = axes.match(args, kwargs)
@@ -108,12 +109,12 @@ def pmap(
         fed = lanes.feed(flat)
         # the groups of what comes out depend on ranks, which are no part of the graphdef
         key = (flat.graphdef, tuple(lanes.axes), lanes.size, tuple([jnp.ndim(x) for x in fed]))
-        run = compiled.get(key)
-        if run is None:
-            run = _compile(lanes, out_axes, {**options, "axis_size": lanes.size})
-            run = compiled.setdefault(key, run)
+
+        def make() -> Any:
+            return _compile(lanes, out_axes, {**options, "axis_size": lanes.size})
+
         lane = jnp.arange(lanes.size) if all(axis is None for axis in lanes.axes) else None
-        report, names, groups = run(fed, lane)
+        report, names, groups = owned.call(key, make, fed, lane)
         groups = [equal_lanes(groups[0], names.names, _REMEDY), *groups[1:]]
         return finish(flat, report, groups, lanes.forwarded(flat, fed))
 

@@ -20,6 +20,7 @@ from anabranch.graph._leaf_info import path_text
 from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._options import RematOptions
+from anabranch.transforms._runners import Owned
 from anabranch.transforms._worlds import input_values, resolve_inputs
 from anabranch.transforms._wrap import name_inside, wrap
 
@@ -76,18 +77,18 @@ def remat(
     if function is None:
         return remake
     static = Selection(function, static_argnums, static_argnames)
-    kept: dict[GraphDef, Any] = {}
+    owned = Owned(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         args_given, kwargs_given = with_static(static, args, kwargs)
         flat = flatten_call(function, args_given, kwargs_given)
         _refuse_refs(flat)
-        run = kept.get(flat.graphdef)
-        if run is None:
+
+        def make() -> Any:
             own_cse = _for_each_leaf(flat, prevent_cse, static.of_args(args))
-            run = _checkpointed(flat.graphdef, function, policy=policy, prevent_cse=own_cse)
-            run = kept.setdefault(flat.graphdef, run)
-        report, groups = run(*array_leaves(flat.leaves))
+            return _checkpointed(flat.graphdef, function, policy=policy, prevent_cse=own_cse)
+
+        report, groups = owned.call(flat.graphdef, make, *array_leaves(flat.leaves))
         return finish(flat, report, array_outputs(groups))
 
     return wrap(call, function, remake)

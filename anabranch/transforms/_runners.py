@@ -82,6 +82,32 @@ class Targets:
         return shown
 
 
+class Owned:
+    """What a transformed function has made, by what it depends on.
+
+    It is made anew when what the user's function captures has changed, or cannot be compared: JAX
+    goes by the identity of functions, and would use the old trace.
+
+    Arguments:
+        function: of the user.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._functions = (function,)
+        self._table: dict[Hashable, tuple[list[Any] | None, Callable[..., Any]]] = {}
+
+    def call(self, key: Hashable, make: Callable[[], Callable[..., Any]], *args: Any) -> Any:
+        """Call what is kept for a key, made first if need be."""
+        now = captured(self._functions)
+        before, made = self._table.get(key, (None, None))
+        if made is None or now is None or before != now:
+            made = make()
+        result = made(*args)
+        # captures are compared as they are now: a function may count its own traces in them
+        self._table[key] = (captured(self._functions), made)
+        return result
+
+
 class _Kept:
     __slots__ = ("captured", "function", "traced")
 

@@ -16,6 +16,7 @@ from anabranch.transforms._box import Report, finish, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._equal_lanes import OutputNames, equal_lanes
 from anabranch.transforms._options import ShardMapOptions
+from anabranch.transforms._runners import Owned
 from anabranch.transforms._shards import ShardGroups, Shards
 from anabranch.transforms._specs import ABSENT
 from anabranch.transforms._streams import Policy, check_policy
@@ -90,7 +91,7 @@ def shard_map(
         return remake
     check_policy(rngs)
     specs = ArgumentSpecs(f, in_specs, "in_specs", REQUIRED)
-    compiled: dict[Any, Any] = {}
+    owned = Owned(f)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(f, args, kwargs)
@@ -100,10 +101,11 @@ def shard_map(
         # the groups of what comes out depend on ranks, which are no part of the graphdef
         ranks = tuple([jnp.ndim(x) for x in fed])
         key = (flat.graphdef, tuple(shards.specs), ranks, tuple(sizes.items()))
-        run = compiled.get(key)
-        if run is None:
-            run = compiled.setdefault(key, _compile(shards, out_specs, options))
-        report, names, groups = run(fed)
+
+        def make() -> Any:
+            return _compile(shards, out_specs, options)
+
+        report, names, groups = owned.call(key, make, fed)
         if not check_vma:
             groups = _compared(shards, out_specs, names, groups)
         return finish(flat, report, groups, shards.forwarded(flat, fed))
