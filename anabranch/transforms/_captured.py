@@ -20,13 +20,18 @@ import numpy as np
 from anabranch import _jax
 from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.graph import _classify, _kinds, _static
+from anabranch.graph._flatten import flatten
 from anabranch.graph._kinds import Kind
 
 _DEPTH = 16  # helpers of helpers; deeper ones are traced again, as is what is longer
 _LONG = 256
 _LARGE = 1 << 16  # bytes of a numpy array that are compared; larger ones are constants
 _LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy"})
+_OBJECTS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
 _CONTAINERS = frozenset({_kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.SET, _kinds.TUPLE})
+
+
+_HOLDING = _CONTAINERS | {_kinds.METHOD, _kinds.PARTIAL}
 
 
 class _NotComparableError(Exception):
@@ -62,6 +67,27 @@ def captured(functions: Any) -> list[Any] | None:
     except _NotComparableError:
         return None
     return found.items
+
+
+def captured_objects(function: Any) -> list[Any]:
+    """Return the Variables, Modules and other objects that a function captures."""
+    found = _CapturedObjects()
+    found.add_target(function)
+    return found.items
+
+
+def state_of(objects: list[Any]) -> Any:
+    """Return what objects hold now, in a form that can be compared, and keeps no array alive."""
+    try:
+        flat = flatten(tuple(objects))
+    except (NodeTypeError, StaticValueError):
+        return object()  # equal to nothing: trace again
+    return flat.graphdef, [_leaf_state(leaf) for leaf in flat.leaves]
+
+
+def _leaf_state(leaf: Any) -> Any:
+    plain = isinstance(leaf, (bool, int, float, complex, np.generic))
+    return _static.encode(leaf) if plain else _Same(leaf)
 
 
 class _Captured:
@@ -151,6 +177,27 @@ class _Captured:
 def _library_of(function: types.FunctionType) -> str:
     """Return the top package in whose file a function was written."""
     return str(function.__globals__.get("__name__", "")).partition(".")[0]
+
+
+class _CapturedObjects(_Captured):
+    """Looks for objects only; everything else is a constant, as it is for JAX."""
+
+    def _function(self, function: Any, depth: int) -> None:
+        if depth:
+            super()._function(function, depth)
+
+    def _value(self, value: Any, depth: int) -> None:
+        if isinstance(value, types.FunctionType):
+            self._function(value, depth - 1)
+            return
+        rule = _classify.rule_of(value)
+        if rule in _OBJECTS:
+            self.items.append(value)
+        elif isinstance(rule, Kind) and rule in _HOLDING:
+            for child in rule.open(value)[2] if depth else ():
+                self._value(child, depth - 1)
+        elif hasattr(value, "__wrapped__"):
+            self._function(value, depth - 1)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -24,6 +24,7 @@ from anabranch.transforms._box import (
     run_inside,
 )
 from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._captured import captured_objects, state_of
 from anabranch.transforms._donate import Donation
 from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._options import JitOptions
@@ -79,6 +80,7 @@ class Compiled:
             return inside.report, inside.groups
 
         self.run = name_inside(run, function)
+        self.state: Any = None  # of the objects that the function captures
         self.options = options
         self.function: Any = jax.jit(self.run, **options)  # or a `Donation`
 
@@ -106,6 +108,7 @@ class JitFunction(Generic[P, R]):
         self._out_shardings = options.pop("out_shardings", None)
         self._options = options
         self._compiled: dict[GraphDef, Compiled] = {}
+        self._captures: bool | None = None  # whether the function captures objects
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -120,7 +123,14 @@ class JitFunction(Generic[P, R]):
 
     def _compiled_for(self, flat: Flat, args: Sequence[Any]) -> Any:
         compiled = self._compiled.get(flat.graphdef)
-        if compiled is None:
+        if self._captures is None:
+            self._captures = bool(captured_objects(self._function))
+        if self._captures:  # until they are lifted, what they hold is part of the key
+            state = state_of(captured_objects(self._function))
+            if compiled is None or compiled.state != state:
+                compiled = self._compiled[flat.graphdef] = self._compile(flat, args)
+                compiled.state = state
+        elif compiled is None:
             compiled = self._compiled.setdefault(flat.graphdef, self._compile(flat, args))
         return compiled
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import weakref
 from typing import Any
 
 import jax
@@ -26,6 +29,76 @@ KEEPING = {
     "pmap": transforms.pmap,
     "shard_map": sharded,
 }
+
+
+class Model(ab.Module):
+    def __init__(self):
+        self.w = ab.Param(jnp.array(1.0))
+        self.k = 1.0
+
+    def reset(self):
+        self.w.value = jnp.array(1.0)
+        self.k = 1.0
+        return self
+
+
+GLOBAL = Model()
+
+
+def helper(x):
+    return x * GLOBAL.w * GLOBAL.k
+
+
+class TestJit:
+    """C1: the second call answers with the new value (traced again, until closures are lifted)."""
+
+    def check(self, f, model):
+        traces: list[int] = []
+
+        def counted(x):
+            traces.append(1)
+            return f(x)
+
+        jitted = transforms.jit(counted)
+        assert [float(jitted(2.0)) for _ in range(3)] == [2.0] * 3
+        assert len(traces) == 1
+        model.w.value = jnp.array(3.0)
+        assert [float(jitted(2.0)) for _ in range(3)] == [6.0] * 3
+        assert len(traces) == 2
+        model.k = 2.0
+        assert float(jitted(2.0)) == 12.0
+
+    def test_reads_a_closure_afresh(self):
+        model = Model()
+        self.check(lambda x: x * model.w * model.k, model)
+
+    def test_reads_objects_in_containers_and_partials_afresh(self):
+        model = Model()
+        held = {"models": [model]}
+        multiply = functools.partial(lambda m, x: x * m.w * m.k, model)
+        self.check(lambda x: x * held["models"][0].w * held["models"][0].k, model)
+        self.check(multiply, Model.reset(model))
+
+    def test_reads_globals_of_helpers_afresh(self):
+        self.check(helper, GLOBAL)
+
+    def test_sees_another_object_in_a_closure(self):
+        model = Model()
+        jitted = transforms.jit(lambda x: x * model.w)
+        assert float(jitted(2.0)) == 2.0
+        model = Model()
+        model.w.value = jnp.array(4.0)
+        assert float(jitted(2.0)) == 8.0
+
+    def test_keeps_no_captured_model_alive(self):
+        model = Model()
+        jitted = transforms.jit(lambda x: x * model.w)
+        jitted(2.0)
+        refs = [weakref.ref(model), weakref.ref(jitted)]
+        del jitted
+        model = None
+        gc.collect()
+        assert [ref() for ref in refs] == [None, None]
 
 
 @pytest.mark.parametrize("name", KEEPING)
