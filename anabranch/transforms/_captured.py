@@ -8,6 +8,7 @@ compared (a Module whose Variables may have been written, an array of a trace) m
 
 from __future__ import annotations
 
+import dis
 import functools
 import types
 import weakref
@@ -207,7 +208,9 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 
 def _all_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+    for instruction in dis.get_instructions(code):  # `co_names` has names of attributes, too
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _all_names(constant)

@@ -82,6 +82,21 @@ class TestJit:
     def test_reads_globals_of_helpers_afresh(self):
         self.check(helper, GLOBAL)
 
+    def test_a_global_with_the_name_of_an_attribute_is_not_captured(self):
+        traces: list[int] = []
+
+        @transforms.jit
+        def f(m):
+            traces.append(1)
+            return m.GLOBAL * 2.0
+
+        holder = Model()
+        holder.GLOBAL = ab.Variable(1.0)
+        for _ in range(2):
+            assert float(f(holder)) == 2.0
+            GLOBAL.w.value = GLOBAL.w + 0.0
+        assert len(traces) == 1
+
     def test_sees_another_object_in_a_closure(self):
         model = Model()
         jitted = transforms.jit(lambda x: x * model.w)
