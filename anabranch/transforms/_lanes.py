@@ -212,8 +212,10 @@ def common_size(
     """Return the size that all mapped axes have, and that was given as an option if one was.
 
     Raises:
-        StructureError: sizes differ, or nothing is mapped.
+        StructureError: sizes differ, nothing is mapped, or the option is no number of lanes.
     """
+    if given is not None and not (isinstance(given, (int, np.integer)) and given >= 0):
+        raise StructureError(f"{option} is a number that is not negative, not {given!r}")
     sizes: dict[int, list[str]] = {}
     for i, axis in enumerate(axes):
         if axis is not None:

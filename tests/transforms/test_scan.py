@@ -724,6 +724,12 @@ class TestErrors:
         assert float(v) == 0
 
 
+@pytest.mark.parametrize("wrong", [-1, "a", 2.0])
+def test_the_length_is_a_number_that_is_not_negative(wrong):
+    with pytest.raises(ab.errors.StructureError, match="length is a number"):
+        ab.scan(lambda c, x: (c, None), length=wrong)(0.0, None)
+
+
 class TestCaptures:
     """What a body captures is compared, so that a kept trace is never stale (C38)."""
 
