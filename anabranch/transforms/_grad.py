@@ -16,7 +16,7 @@ import numpy as np
 
 from anabranch.errors import StructureError
 from anabranch.graph._variable import Variable
-from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
+from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import flatten_call, positions
 from anabranch.transforms._differentiated import Argument, Differentiated, listed
 from anabranch.transforms._options import GradOptions
@@ -101,7 +101,7 @@ def value_and_grad(
             run, has_aux=True, holomorphic=holomorphic, allow_int=allow_int
         )
         (_, (report, groups)), gradients = differentiate(parts.inputs(leaves), leaves)
-        result = finish(flat, report, groups)
+        result = finish(flat, report, array_outputs(groups))
         found = parts.derivatives(gradients)
         return result, found[0] if single else found
 

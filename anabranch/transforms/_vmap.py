@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from anabranch.errors import BroadcastWriteError, bounded, first_few
 from anabranch.transforms._arguments import ArgumentSpecs
-from anabranch.transforms._box import finish, run_inside
+from anabranch.transforms._box import array_outputs, finish, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._lanes import Lanes
 from anabranch.transforms._options import VmapOptions
@@ -113,7 +113,7 @@ def vmap(
             axis_size=lanes.size,
             **options,
         )(fed, lane)
-        return finish(flat, report, outputs, lanes.forwarded(flat, fed))
+        return finish(flat, report, array_outputs(outputs), lanes.forwarded(flat, fed))
 
     return wrap(call, function, remake)
 

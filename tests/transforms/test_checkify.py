@@ -109,3 +109,16 @@ def test_outer_objects_are_not_written():
     with pytest.raises(ab.errors.CapturedWriteError):
         transforms.checkify(lambda n: stock.take(n + 1))(1)
     assert int(stock.left) == 5
+
+
+def test_constants_come_back_as_arrays_through_lanes_too():
+    def f(items):
+        items.append(jnp.array([-4]))
+
+    items: list = []
+    rule = ab.custom_jvp(f)
+    rule.defjvp(lambda primals, tangents: (f(*primals), None))
+    ab.vmap(lambda items, x: ab.checkify(rule)(items)[1], in_axes=(None, 0), out_axes=None)(
+        items, jnp.ones(2)
+    )
+    assert isinstance(items[0], jax.Array)
