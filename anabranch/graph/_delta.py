@@ -9,7 +9,7 @@ caller's objects: everything is computed first, then written under an undo log.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.errors import (
@@ -19,9 +19,9 @@ from anabranch.errors import (
     StaticValueError,
     ValueWriteError,
 )
-from anabranch.graph import _classify, _kinds
+from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._build import Built, build
-from anabranch.graph._classify import OPAQUE, STATIC, UNKNOWN
+from anabranch.graph._classify import NUMBER, OPAQUE, STATIC, UNKNOWN
 from anabranch.graph._flatten import Flat, is_same, namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._static import EXACT_BY_TYPE
@@ -45,6 +45,34 @@ class Diff(NamedTuple):
     slots: list[Any]  # tracers and arrays, one for each edge to a leaf
     new: list[Any]  # objects made by the function, in the order of `delta.new`
 
+    @property
+    def numbers(self) -> list[int]:
+        """The slots that hold Python numbers, which are the same in all lanes."""
+        return [i for i, x in enumerate(self.slots) if _classify.rule_of(x) is NUMBER]
+
+    def without(self, slots: Iterable[int]) -> Diff:
+        """Return the diff in which the numbers of some slots are static values."""
+        edges: dict[int, Edge] = {~i: _static.encode(self.slots[i]) for i in slots}
+        if not edges:
+            return self
+        kept = [i for i in range(len(self.slots)) if ~i not in edges]
+        edges |= {~old: ~new for new, old in enumerate(kept)}
+
+        def renumbered(edge: Edge) -> Edge:
+            return edges[edge] if type(edge) is int and edge < 0 else edge
+
+        def renumber(entry: Entry) -> Entry:
+            return entry._replace(edges=tuple([renumbered(edge) for edge in entry.edges]))
+
+        changed, new, root, _ = self.delta
+        delta = Delta(
+            tuple([(index, renumber(entry)) for index, entry in changed]),
+            tuple([renumber(entry) for entry in new]),
+            renumbered(root),
+            len(kept),
+        )
+        return Diff(delta, [self.slots[i] for i in kept], self.new)
+
 
 _MUTABLE_VALUES = frozenset({_kinds.PARTIAL, _kinds.FROZEN, _kinds.PYTREE})
 
@@ -63,7 +91,7 @@ def diff(
         built: the twins.
         result: what the function returned.
         lanes: the function runs once a lane: numbers that it leaves behind become leaves, which
-            are stacked, and values are opened, as their leaves may leave along another axis.
+            may be stacked, and values are opened, as their leaves may leave along another axis.
 
     Raises:
         CapturedWriteError: an object of an outer trace turned up that is no argument.

@@ -71,7 +71,7 @@ class Grouping(Protocol):
 
     @property
     def lanes(self) -> bool:
-        """Whether the function runs once a lane: then numbers that it leaves are stacked."""
+        """Whether the function runs once a lane: then numbers that it leaves may be stacked."""
         ...
 
     @property

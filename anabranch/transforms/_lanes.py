@@ -124,6 +124,10 @@ class LaneGroups:
         specs = resolve_outputs(
             graphdef, twins, found, inputs, self._result, 0, output_axis, stack_records
         )
+        # a number that is not stacked is itself
+        single = {i for i in found.numbers if specs[i].value is None}
+        specs = [spec for i, spec in enumerate(specs) if i not in single]
+        found = found.without(single)
 
         def check(values: list[Any], slots: list[int]) -> list[Any]:
             assert self._check is not None
@@ -131,7 +135,7 @@ class LaneGroups:
 
         groups = [self.axes.index(spec.value) for spec in specs]
         delta = self._call.outside(found, [spec.value for spec in specs], self._name)
-        return Assignment(groups, None if self._check is None else check, delta)
+        return Assignment(groups, None if self._check is None else check, delta, found.slots)
 
     def may_forward(self, leaf: int, group: int) -> bool:
         """A leaf can stand for an output along its own axis."""

@@ -211,8 +211,16 @@ class ShardGroups:
             _stack_records,
         )
         specs = self._inferred(graphdef, found, specs)
+        # a number that is not stacked is itself
+        single = {i for i in found.numbers if specs[i].value == PartitionSpec()}
+        specs = [spec for i, spec in enumerate(specs) if i not in single]
+        found = found.without(single)
         groups = [self.specs.index(spec.value) for spec in specs]
-        return Assignment(groups, lambda values, slots: self._check(values, slots, specs))
+
+        def check(values: list[Any], slots: list[int]) -> list[Any]:
+            return self._check(values, slots, specs)
+
+        return Assignment(groups, check, found.delta, found.slots)
 
     def _inferred(self, graphdef: GraphDef, found: Diff, specs: list[Found]) -> list[Found]:
         """Return specs, those that were not given being those of the arrays that came in."""

@@ -160,6 +160,37 @@ class TestBoth:
         with pytest.raises(ab.errors.AliasError, match="return value"):
             lanes(lambda v, x: v, in_axes=(None, 0), out_axes=0)(model.n, jnp.ones(LANES))
 
+    def test_numbers_without_an_axis_stay_numbers(self, lanes):
+        def f(m, x):
+            m.n.value = 7
+            m.made = ab.Variable((2.5, x.sum()))
+            m.w.value = 1.5
+            return 3, (4, x), ab.Variable(5), {"t": (6, True)}
+
+        model = Model()
+        axes = (None, (0, 0), None, None)
+        mapped = lanes(f, in_axes=(BY_KIND, 0), out_axes=axes)
+        with pytest.raises(ab.errors.BroadcastWriteError, match="made"):
+            mapped(model, jnp.ones((LANES, 2)) * model.w.value[:, None])
+        shared = lanes(lambda m, x: f(m, jnp.ones(2)), in_axes=(BY_KIND, 0), out_axes=axes)
+        for _ in range(2):
+            three, (four, ones), five, rest = shared(model, jnp.ones(LANES))
+            assert type(model.n.value) is int
+            assert model.n.value == 7
+            half, total = model.made.value
+            assert type(half) is float
+            assert half == 2.5
+            assert float(total) == 2.0
+            assert model.w.value.tolist() == [1.5] * LANES
+            assert type(three) is int
+            assert three == 3
+            assert four.tolist() == [4] * LANES
+            assert ones.shape == (LANES, 2)
+            assert type(five.value) is int
+            assert five.value == 5
+            assert rest == {"t": (6, True)}
+            assert type(rest["t"][1]) is bool
+
     def test_keyword_arguments_are_mapped(self, lanes):
         out = lanes(lambda x, *, y: x + y)(jnp.arange(float(LANES)), y=jnp.ones(LANES))
         assert out.tolist() == [i + 1.0 for i in range(LANES)]
