@@ -13,7 +13,31 @@ _SHOWN = 5
 
 
 class AnabranchError(Exception):
-    """Base of all errors raised by anabranch."""
+    """Base of all errors raised by anabranch.
+
+    The text ends with the transforms that the error came through, innermost first.
+    """
+
+    _passed: tuple[str, ...] = ()
+
+    def pass_through(self, transform: str, function: str | None) -> None:
+        """Note that the error left a transform.
+
+        Arguments:
+            transform: its name.
+            function: name and place of the function that was transformed.
+        """
+        if function is None and super().__str__().startswith(f"{transform}:"):
+            return
+        line = f"in {transform}" if function is None else f"in {transform} of {function[:300]}"
+        self._passed = (*self._passed, line)
+
+    def __str__(self) -> str:
+        passed = first_few(self._passed)
+        text = super().__str__()
+        if not passed:
+            return bounded(text)
+        return f"{bounded(text, _MESSAGE_LIMIT - len(passed) - 1)}\n{passed}"
 
 
 class ContextValueNotSetError(AnabranchError, LookupError):
@@ -100,11 +124,13 @@ class UnsupportedJaxError(AnabranchError, RuntimeError):
     """The installed JAX does not behave as anabranch expects."""
 
 
-def bounded(text: str) -> str:
-    """Cut a message to 4,000 characters."""
-    if len(text) <= _MESSAGE_LIMIT:
+def bounded(text: str, limit: int = _MESSAGE_LIMIT) -> str:
+    """Cut a message to 4,000 characters: in the middle, since the remedy is at the end."""
+    if len(text) <= limit:
         return text
-    return text[: _MESSAGE_LIMIT - 40] + f"\n... ({len(text):,} characters in all)"
+    note = f" ... ({len(text):,} characters in all) ... "
+    end = limit // 3
+    return text[: limit - end - len(note)] + note + text[-end:]
 
 
 def first_few(lines: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from anabranch._boundary import boundary
 from anabranch.graph import _static
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import Path, Visit
@@ -24,6 +25,7 @@ class Difference(NamedTuple):
     b: str
 
 
+@boundary("equal")
 def equal(a: Any, b: Any) -> bool:
     """Tell whether two objects have equal structure, values and aliases.
 
@@ -39,6 +41,7 @@ def equal(a: Any, b: Any) -> bool:
     return x.graphdef == y.graphdef and all(map(are_same, x.leaves, y.leaves))
 
 
+@boundary("diff")
 def diff(a: Any, b: Any) -> list[Difference]:
     """Return the places at which two objects differ, first path first.
 

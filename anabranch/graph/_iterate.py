@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+from anabranch._boundary import boundary
 from anabranch.graph._flatten import flatten
 from anabranch.graph._graphdef import Path, Paths, Visit
 
@@ -46,6 +47,7 @@ def iter_children(node: Any) -> Iterator[tuple[Hashable, Any]]:
             yield visit.path[-1] if visit.path else (), flat.objects[edge]
 
 
+@boundary("find_aliases")
 def find_aliases(node: Any) -> list[list[Path]]:
     """Return the paths to every node that is reached in more than one way.
 

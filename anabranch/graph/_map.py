@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from anabranch._boundary import boundary
 from anabranch.graph._build import build
 from anabranch.graph._flatten import flatten
 from anabranch.graph._graphdef import Path, Paths
@@ -13,6 +14,7 @@ from anabranch.graph._split import snapshot
 T = TypeVar("T")
 
 
+@boundary("map_leaves")
 def map_leaves(function: Callable[[Any], Any], node: T) -> T:
     """Return a copy of an object with a function applied to each of its arrays.
 
@@ -29,6 +31,7 @@ def map_leaves(function: Callable[[Any], Any], node: T) -> T:
     return build(flat.graphdef.entries, leaves.__getitem__).resolve(flat.graphdef.root)
 
 
+@boundary("recursive_map")
 def recursive_map(function: Callable[[Path, Any], Any], node: Any) -> Any:
     """Return a copy of an object with a function applied to each of its nodes, children first.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from anabranch._boundary import boundary
 from anabranch.errors import UpdateError, bounded, first_few
 from anabranch.graph._build import build
 from anabranch.graph._flatten import flatten
@@ -15,6 +16,7 @@ from anabranch.graph._state import State
 T = TypeVar("T")
 
 
+@boundary("merge")
 def merge(graphdef: GraphDef, state: Any, *more: Any) -> Any:
     """Make objects of a graphdef and states: new identities, same structure, values and aliases.
 
@@ -45,6 +47,7 @@ def merge(graphdef: GraphDef, state: Any, *more: Any) -> Any:
     return built.resolve(graphdef.root)
 
 
+@boundary("clone")
 def clone(node: T) -> T:
     """Return a copy of an object and all that it reaches: `merge(*split(node))`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from anabranch._boundary import boundary
 from anabranch.errors import FilterError, UpdateError
 from anabranch.graph import _kinds
 from anabranch.graph._delta import Write, commit
@@ -13,6 +14,7 @@ from anabranch.graph._leaf_info import LeafInfos
 from anabranch.graph._state import State
 
 
+@boundary("pop")
 def pop(node: Any, *filters: Filter) -> State | tuple[State, ...]:
     """Remove the Variables that filters match, at every path that leads to them.
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
+from anabranch._boundary import boundary
 from anabranch.errors import CapturedWriteError, StructureError
 from anabranch.graph._module import Module, attributes_of
 from anabranch.graph._tokens import owns
@@ -103,6 +104,7 @@ def _check(module: Any, name: Any, action: str) -> None:
         )
 
 
+@boundary("sow")
 def sow(module: Any, name: str, value: Any, *, kind: type[Variable] = Intermediate) -> None:
     """Record a value under a name, if somebody captures values of this kind; see `capture`.
 
@@ -138,6 +140,7 @@ def sow(module: Any, name: str, value: Any, *, kind: type[Variable] = Intermedia
         setattr(records, f"{name}/{count}", kind(value))
 
 
+@boundary("perturb")
 def perturb(module: Any, name: str, value: T, *, kind: type[Variable] = Perturbation) -> T:
     """Add a perturbation to a value, to take gradients with respect to it; see `capture`.
 

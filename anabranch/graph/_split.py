@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from anabranch import _jax
+from anabranch._boundary import boundary
 from anabranch.errors import FilterError, UpdateError, bounded, first_few
 from anabranch.graph._filters import Filter, first_match, to_predicates
 from anabranch.graph._flatten import Flat, flatten
@@ -16,6 +17,7 @@ from anabranch.graph._leaf_info import DeferredInfos, LeafInfo, LeafInfos, path_
 from anabranch.graph._state import State
 
 
+@boundary("split")
 def split(node: Any, *filters: Filter) -> tuple[Any, ...]:
     """Split an object into its static structure and its arrays.
 
@@ -44,6 +46,7 @@ def split(node: Any, *filters: Filter) -> tuple[Any, ...]:
 def state(node: Any, only: Filter = ..., /) -> State: ...
 @overload
 def state(node: Any, first: Filter, second: Filter, /, *more: Filter) -> tuple[State, ...]: ...
+@boundary("state")
 def state(node: Any, *filters: Filter) -> State | tuple[State, ...]:
     """Return the arrays of an object, all or those that filters match.
 
@@ -65,6 +68,7 @@ def state(node: Any, *filters: Filter) -> State | tuple[State, ...]:
     return found[0] if len(found) == 1 else found
 
 
+@boundary("graphdef")
 def graphdef(node: Any) -> GraphDef:
     """Return the static structure of an object.
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from anabranch._boundary import boundary
 from anabranch.errors import UpdateError, bounded, first_few
 from anabranch.graph import _kinds
 from anabranch.graph._delta import Write, commit
@@ -20,6 +21,7 @@ from anabranch.graph._state import State
 _Cell = tuple[int, int]  # the entry that holds a leaf, and the position in it
 
 
+@boundary("update")
 def update(
     node: Any,
     state: Any,

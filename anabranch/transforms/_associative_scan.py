@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from anabranch._boundary import boundary
 from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Diff
@@ -24,6 +25,7 @@ from anabranch.transforms._worlds import input_values, resolve_inputs
 T = TypeVar("T")
 
 
+@boundary("associative_scan")
 def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, axis: int = 0) -> T:
     """Combine all prefixes with an associative function, as `jax.lax.associative_scan` does.
 

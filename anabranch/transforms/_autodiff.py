@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 
+from anabranch._boundary import boundary
 from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
@@ -28,6 +29,7 @@ from anabranch.transforms._tangents import TangentForm, avals_of
 Argnums = int | DiffState | Sequence[int | DiffState] | None
 
 
+@boundary("vjp")
 def vjp(
     function: Callable[..., Any],
     *primals: Any,
@@ -74,6 +76,7 @@ def vjp(
     return (result[0], pull, result[1]) if has_aux else (result, pull)
 
 
+@boundary("jvp")
 def jvp(
     function: Callable[..., Any],
     primals: Sequence[Any],
@@ -129,6 +132,7 @@ def jvp(
     return (result[0], change, result[1]) if has_aux else (result, change)
 
 
+@boundary("linearize")
 def linearize(
     function: Callable[..., Any],
     *primals: Any,
@@ -203,6 +207,7 @@ class _Pullback(NamedTuple):
     treedef: Any  # of the output
     shapes: tuple[tuple[int, ...], ...]
 
+    @boundary("pullback")
     def __call__(self, pullback: Any, cotangent: Any) -> tuple[Any, ...]:
         leaves, treedef = jax.tree.flatten(cotangent)
         shapes = tuple([np.shape(leaf) for leaf in leaves])
@@ -226,6 +231,7 @@ class _Pushforward(NamedTuple):
     forms: tuple[TangentForm, ...]
     numbers: tuple[int, ...]
 
+    @boundary("pushforward")
     def __call__(self, pushforward: Any, *tangents: Any) -> Any:
         found = _read_tangents(self.forms, tangents)
         avals = self.forms[0].avals

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 import jax
 
+from anabranch._boundary import boundary
 from anabranch.errors import UpdateError, bounded, first_few
 from anabranch.graph import _kinds, _static
 from anabranch.graph._flatten import flatten
@@ -43,6 +44,7 @@ def capture(
 def capture(
     function: None = None, /, *kinds: type[Variable], init: State | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, tuple[R, State]]]: ...
+@boundary("capture")
 def capture(function: Any = None, /, *kinds: type[Variable], init: State | None = None) -> Any:
     """Collect the values that `sow` and `perturb` record while a function runs.
 
@@ -96,8 +98,10 @@ def _captured(function: Any, kinds: tuple[type, ...], init: State | None) -> Any
         return finish(flat, inside.report, inside.groups)
 
     if init is not None:
-        return wrap(call, function)
-    return wrap(call, function, functools.partial(_captured, kinds=kinds, init=None))
+        return wrap(call, function, name="capture")
+    return wrap(
+        call, function, functools.partial(_captured, kinds=kinds, init=None), name="capture"
+    )
 
 
 class _Recorder(NamedTuple):

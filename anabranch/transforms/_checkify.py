@@ -6,11 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from anabranch._boundary import boundary
 from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._wrap import name_inside, wrap
 
 
+@boundary("checkify")
 def checkify(
     function: Callable[..., Any], errors: frozenset[Any] | None = None
 ) -> Callable[..., tuple[Any, Any]]:
@@ -58,4 +60,4 @@ def checkify(
         error, (report, groups) = checked(*array_leaves(flat.leaves))
         return error, finish(flat, report, array_outputs(groups))
 
-    return wrap(call, function, functools.partial(checkify, errors=errors))
+    return wrap(call, function, functools.partial(checkify, errors=errors), name="checkify")

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anabranch._boundary import boundary, where
 from anabranch._jax import is_tracer
 from anabranch.errors import StructureError
 from anabranch.graph._graphdef import GraphDef
@@ -22,11 +23,11 @@ from anabranch.transforms._call import flatten_call
 from anabranch.transforms._runners import Targets, call_kept
 from anabranch.transforms._specs import ABSENT
 from anabranch.transforms._union import Outputs, outputs_of, unite
-from anabranch.transforms._wrap import where
 
 R = TypeVar("R")
 
 
+@boundary("cond")
 def cond(
     pred: Any,
     true_fun: Callable[..., R],
@@ -80,6 +81,7 @@ def cond(
     return _run("cond", choose, pred, (true_fun, false_fun), names, operands)
 
 
+@boundary("switch")
 def switch(
     index: Any,
     branches: Sequence[Callable[..., R]],

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from anabranch._boundary import boundary
 from anabranch.errors import StructureError
 from anabranch.graph import _classify
 from anabranch.graph._graphdef import GraphDef
@@ -223,6 +224,7 @@ def custom_jvp(
     nondiff_argnums: int | Sequence[int] = (),
     nondiff_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], CustomJVP[P, R]]: ...
+@boundary("custom_jvp")
 def custom_jvp(
     function: Any = None,
     /,

@@ -21,6 +21,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 import jax
 import jax.numpy as jnp
 
+from anabranch._boundary import leave
 from anabranch.errors import MissingRuleError, StructureError
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._graphdef import GraphDef
@@ -183,6 +184,13 @@ class CustomRules(Generic[P, R]):
             self._signature = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return self._call(args, kwargs)
+        except Exception as error:
+            leave(error, self._kind, self._function)
+            raise
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
         if not self._rules:
             raise MissingRuleError(
                 f"no rule was given for {self._name()}: call its `{self._definer}` before it is "

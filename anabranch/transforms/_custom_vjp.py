@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
+from anabranch._boundary import boundary
 from anabranch.errors import CapturedWriteError, NodeTypeError, StaticValueError, StructureError
 from anabranch.graph import _classify
 from anabranch.graph._flatten import flatten, namer
@@ -305,6 +306,7 @@ def custom_vjp(
     nondiff_argnums: int | Sequence[int] = (),
     nondiff_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], CustomVJP[P, R]]: ...
+@boundary("custom_vjp")
 def custom_vjp(
     function: Any = None,
     /,

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from anabranch._boundary import boundary
 from anabranch.graph._build import build
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import ONE_GROUP, Report, finish, run_inside
@@ -14,6 +15,7 @@ from anabranch.transforms._call import flatten_call
 from anabranch.transforms._wrap import name_inside
 
 
+@boundary("eval_shape")
 def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Return what a call would return, with a `jax.ShapeDtypeStruct` in place of each array.
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anabranch import _jax
+from anabranch._boundary import boundary, where
 from anabranch.errors import StructureError
 from anabranch.graph._variable import Variable
 from anabranch.transforms._box import finish
@@ -23,11 +24,11 @@ from anabranch.transforms._loop import (
     slice_perturbations,
 )
 from anabranch.transforms._runners import Targets, call_kept
-from anabranch.transforms._wrap import where
 
 T = TypeVar("T")
 
 
+@boundary("fori_loop")
 def fori_loop(
     lower: Any,
     upper: Any,

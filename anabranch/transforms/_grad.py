@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anabranch._boundary import boundary
 from anabranch.errors import StructureError
 from anabranch.graph._variable import Variable
 from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
@@ -33,6 +34,7 @@ def value_and_grad(
 def value_and_grad(
     **options: Unpack[GradOptions],
 ) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
+@boundary("value_and_grad")
 def value_and_grad(
     function: Any = None,
     /,
@@ -72,15 +74,68 @@ def value_and_grad(
     >>> float(value), float(grads["w"][()]), int(model["calls"])
     (6.0, 2.0, 1)
     """
-    remake = functools.partial(
-        value_and_grad,
-        argnums=argnums,
-        has_aux=has_aux,
-        holomorphic=holomorphic,
-        allow_int=allow_int,
-    )
+    options: dict[str, Any] = {
+        "argnums": argnums,
+        "has_aux": has_aux,
+        "holomorphic": holomorphic,
+        "allow_int": allow_int,
+    }
+    remake = functools.partial(value_and_grad, **options)
     if function is None:
         return remake
+    return wrap(_both(function, **options), function, remake, name="value_and_grad")
+
+
+@overload
+def grad(function: Callable[P, object], /, **options: Unpack[GradOptions]) -> Callable[P, Any]: ...
+@overload
+def grad(**options: Unpack[GradOptions]) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
+@boundary("grad")
+def grad(
+    function: Any = None,
+    /,
+    *,
+    argnums: Argument | Sequence[Argument] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Any:
+    """Return a function that computes gradients, as `jax.grad` does; see `value_and_grad`.
+
+    Returns:
+        A function that returns the gradients, or `(gradients, aux)` with `has_aux`.
+
+    >>> import anabranch as ab
+    >>> grads = ab.grad(lambda v: v**2)(ab.Param(3.0))
+    >>> float(grads[()])
+    6.0
+    """
+    options: dict[str, Any] = {
+        "argnums": argnums,
+        "has_aux": has_aux,
+        "holomorphic": holomorphic,
+        "allow_int": allow_int,
+    }
+    remake = functools.partial(grad, **options)
+    if function is None:
+        return remake
+    both = _both(function, **options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value, gradients = both(*args, **kwargs)
+        return (gradients, value[1]) if has_aux else gradients
+
+    return wrap(call, function, remake, name="grad")
+
+
+def _both(
+    function: Any,
+    argnums: Argument | Sequence[Argument],
+    has_aux: bool,
+    holomorphic: bool,
+    allow_int: bool,
+) -> Callable[..., tuple[Any, Any]]:
+    """Return a function that returns what the function returns, and the gradients."""
     single, chosen = listed(argnums)
     names = tuple(positions(function))
 
@@ -105,46 +160,7 @@ def value_and_grad(
         found = parts.derivatives(gradients)
         return result, found[0] if single else found
 
-    return wrap(call, function, remake)
-
-
-@overload
-def grad(function: Callable[P, object], /, **options: Unpack[GradOptions]) -> Callable[P, Any]: ...
-@overload
-def grad(**options: Unpack[GradOptions]) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
-def grad(
-    function: Any = None,
-    /,
-    *,
-    argnums: Argument | Sequence[Argument] = 0,
-    has_aux: bool = False,
-    holomorphic: bool = False,
-    allow_int: bool = False,
-) -> Any:
-    """Return a function that computes gradients, as `jax.grad` does; see `value_and_grad`.
-
-    Returns:
-        A function that returns the gradients, or `(gradients, aux)` with `has_aux`.
-
-    >>> import anabranch as ab
-    >>> grads = ab.grad(lambda v: v**2)(ab.Param(3.0))
-    >>> float(grads[()])
-    6.0
-    """
-    remake = functools.partial(
-        grad, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
-    )
-    if function is None:
-        return remake
-    both = value_and_grad(
-        function, argnums=argnums, has_aux=has_aux, holomorphic=holomorphic, allow_int=allow_int
-    )
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        value, gradients = both(*args, **kwargs)
-        return (gradients, value[1]) if has_aux else gradients
-
-    return wrap(call, function, remake)
+    return call
 
 
 def _loss(result: Any, *, has_aux: bool) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, Unpack, overload
 
 import jax
 
+from anabranch._boundary import boundary
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
 from anabranch.transforms._call import flatten_call, positions
 from anabranch.transforms._differentiated import Argument, Differentiated, listed
@@ -31,6 +32,7 @@ def jacfwd(
 def jacfwd(
     **options: Unpack[JacobianOptions],
 ) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
+@boundary("jacfwd")
 def jacfwd(
     function: Any = None,
     /,
@@ -83,6 +85,7 @@ def jacrev(
 def jacrev(
     **options: Unpack[GradOptions],
 ) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
+@boundary("jacrev")
 def jacrev(
     function: Any = None,
     /,
@@ -123,6 +126,7 @@ def hessian(
 def hessian(
     **options: Unpack[JacobianOptions],
 ) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
+@boundary("hessian")
 def hessian(
     function: Any = None,
     /,
@@ -185,4 +189,4 @@ def _jacobian(
         jacobian = tree.unflatten([row[0] if single else row for row in found])
         return (jacobian, result[1]) if has_aux else jacobian
 
-    return wrap(call, function, remake)
+    return wrap(call, function, remake, name=transform.__name__)

@@ -8,6 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
+from anabranch._boundary import boundary, hide_frames, leave
 from anabranch.errors import StructureError
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._build import Built
@@ -112,10 +113,14 @@ class JitFunction(Generic[P, R]):
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        flat = self._flatten(args, kwargs)
-        compiled = self._compiled_for(flat, args)
-        report, groups = compiled.function(*flat.leaves)
-        return finish(flat, report, groups)
+        try:
+            flat = self._flatten(args, kwargs)
+            compiled = self._compiled_for(flat, args)
+            report, groups = compiled.function(*flat.leaves)
+            return finish(flat, report, groups)
+        except Exception as error:
+            leave(error, "jit", self._function)
+            raise
 
     def _flatten(self, args: Any, kwargs: Any) -> Flat:
         args, kwargs = with_static(self._static, args, kwargs)
@@ -159,6 +164,7 @@ class JitFunction(Generic[P, R]):
         full = [None if i in static else next(given, None) for i in range(len(args))]
         return (*full, *given)
 
+    @boundary("jit.lower")
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Lowered[R]:
         """Trace and lower the function for these arguments; they are not changed.
 
@@ -170,6 +176,7 @@ class JitFunction(Generic[P, R]):
         """
         return self.trace(*args, **kwargs).lower()
 
+    @boundary("jit.trace")
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
         """Trace the function for these arguments; they are not changed.
 
@@ -182,6 +189,7 @@ class JitFunction(Generic[P, R]):
         traced = compiled.function.trace(*flat.leaves)
         return Traced(traced, self, flat.graphdef)
 
+    @boundary("jit.eval_shape")
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Return what a call would return, with `jax.ShapeDtypeStruct` in place of arrays.
 
@@ -224,7 +232,11 @@ class BoundJitFunction:
         self.__func__, self.__self__ = function, obj
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
+        try:
+            return self.__func__(self.__self__, *args, **kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def __eq__(self, other: object) -> bool:  # like a bound method: JAX caches by equality
         return (
@@ -236,14 +248,17 @@ class BoundJitFunction:
     def __hash__(self) -> int:
         return hash((id(self.__self__), self.__func__))
 
+    @boundary("jit.lower")
     def lower(self, *args: Any, **kwargs: Any) -> Lowered[Any]:
         """See `JitFunction.lower`."""
         return self.__func__.lower(self.__self__, *args, **kwargs)
 
+    @boundary("jit.trace")
     def trace(self, *args: Any, **kwargs: Any) -> Traced[Any]:
         """See `JitFunction.trace`."""
         return self.__func__.trace(self.__self__, *args, **kwargs)
 
+    @boundary("jit.eval_shape")
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """See `JitFunction.eval_shape`."""
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
@@ -260,6 +275,7 @@ class BoundJitFunction:
 def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> JitFunction[P, R]: ...
 @overload
 def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
+@boundary("jit")
 def jit(
     function: Any = None,
     /,
@@ -371,6 +387,7 @@ class Lowered(_Staged[R]):
 class CompiledCall(_Staged[R]):
     """A compiled function, for objects of the structure that it was compiled for."""
 
+    @boundary("jit.compiled")
     def __call__(self, *args: Any, **kwargs: Any) -> R:
         flat = self._owner._flatten(args, kwargs)
         if flat.graphdef is not self._graphdef:

@@ -97,7 +97,7 @@ def _lifted(transform: Callable[[Any], Any], function: Any, remake: Any) -> Any:
             output = owned.call(key, make, positional, named)
         return finish_outcomes(flat, leaves, output)
 
-    return wrap(call, function, remake)
+    return wrap(call, function, remake, name="lift")
 
 
 class _Inputs:

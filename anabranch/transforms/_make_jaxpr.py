@@ -8,12 +8,14 @@ from typing import Any
 
 import jax
 
+from anabranch._boundary import boundary
 from anabranch.transforms._box import ONE_GROUP, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._wrap import name_inside, wrap
 
 
+@boundary("make_jaxpr")
 def make_jaxpr(
     function: Callable[..., Any],
     static_argnums: int | Sequence[int] = (),
@@ -61,4 +63,4 @@ def make_jaxpr(
     remake = functools.partial(
         make_jaxpr, static_argnums=static_argnums, axis_env=axis_env, return_shape=return_shape
     )
-    return wrap(call, function, remake)
+    return wrap(call, function, remake, name="make_jaxpr")

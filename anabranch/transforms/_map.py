@@ -7,14 +7,15 @@ from typing import Any
 
 import jax
 
+from anabranch._boundary import boundary, where
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._lanes import common_size
 from anabranch.transforms._loop import Loop, calling, refuse_writes, slice_perturbations
 from anabranch.transforms._runners import Targets, call_kept
-from anabranch.transforms._wrap import where
 
 
+@boundary("map")
 def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply a function to every slice of arrays or objects, as `jax.lax.map` does.
 

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 import jax
 import jax.numpy as jnp
 
+from anabranch._boundary import boundary
 from anabranch.transforms._arguments import ArgumentSpecs
 from anabranch.transforms._box import Report, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
@@ -31,6 +32,7 @@ R = TypeVar("R")
 def pmap(function: Callable[P, R], /, **options: Unpack[PmapOptions]) -> Callable[P, R]: ...
 @overload
 def pmap(**options: Unpack[PmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@boundary("pmap")
 def pmap(
     function: Any = None,
     /,
@@ -118,7 +120,7 @@ def pmap(
         groups = [equal_lanes(groups[0], names.names, _REMEDY), *groups[1:]]
         return finish(flat, report, groups, lanes.forwarded(flat, fed))
 
-    return wrap(call, function, remake)
+    return wrap(call, function, remake, name="pmap")
 
 
 def _compile(lanes: Lanes, out_axes: Any, options: dict[str, Any]) -> Any:

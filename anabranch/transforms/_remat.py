@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
+from anabranch._boundary import boundary
 from anabranch.errors import StructureError
 from anabranch.graph import _classify
 from anabranch.graph._flatten import Flat
@@ -32,6 +33,7 @@ R = TypeVar("R")
 def remat(function: Callable[P, R], /, **options: Unpack[RematOptions]) -> Callable[P, R]: ...
 @overload
 def remat(**options: Unpack[RematOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@boundary("remat")
 def remat(
     function: Any = None,
     /,
@@ -91,7 +93,7 @@ def remat(
         report, groups = owned.call(flat.graphdef, make, *array_leaves(flat.leaves))
         return finish(flat, report, array_outputs(groups))
 
-    return wrap(call, function, remake)
+    return wrap(call, function, remake, name="remat")
 
 
 checkpoint = remat

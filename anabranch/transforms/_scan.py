@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
+from anabranch._boundary import boundary, where
 from anabranch.errors import StructureError
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._arguments import ArgumentSpecs
@@ -19,7 +20,7 @@ from anabranch.transforms._loop import Loop, calling, slice_perturbations
 from anabranch.transforms._options import ScanOptions
 from anabranch.transforms._runners import Targets, call_kept
 from anabranch.transforms._specs import is_container
-from anabranch.transforms._wrap import where, wrap
+from anabranch.transforms._wrap import wrap
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,6 +30,7 @@ R = TypeVar("R")
 def scan(function: Callable[P, R], /, **options: Unpack[ScanOptions]) -> Callable[P, R]: ...
 @overload
 def scan(**options: Unpack[ScanOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@boundary("scan")
 def scan(
     function: Any = None,
     /,
@@ -102,7 +104,7 @@ def scan(
         report, groups = call_kept(key, targets, make, *flat.leaves)
         return finish(flat, report, groups)
 
-    return wrap(call, function, remake)
+    return wrap(call, function, remake, name="scan")
 
 
 def _prepare(

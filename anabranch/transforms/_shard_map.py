@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from anabranch._boundary import boundary
 from anabranch.errors import StructureError
 from anabranch.transforms._arguments import REQUIRED, ArgumentSpecs
 from anabranch.transforms._box import Report, finish, run_inside
@@ -32,6 +33,7 @@ def shard_map(f: Callable[P, R], /, **options: Unpack[ShardMapOptions]) -> Calla
 def shard_map(
     f: None = None, /, **options: Unpack[ShardMapOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@boundary("shard_map")
 def shard_map(
     f: Any = None,
     /,
@@ -110,7 +112,7 @@ def shard_map(
             groups = _compared(shards, out_specs, names, groups)
         return finish(flat, report, groups, shards.forwarded(flat, fed))
 
-    return wrap(call, f, remake)
+    return wrap(call, f, remake, name="shard_map")
 
 
 def _axis_sizes(mesh: Any, axis_names: Set[Hashable]) -> dict[Any, int]:

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax
 import jax.numpy as jnp
 
+from anabranch._boundary import boundary
 from anabranch.errors import FilterError, StructureError, bounded, first_few
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._delta import Write, commit
@@ -124,6 +125,7 @@ def split_rngs(
 def split_rngs(
     *, splits: int | tuple[int, ...], only: Filter = ...
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@boundary("split_rngs")
 def split_rngs(target: Any = None, /, *, splits: int | tuple[int, ...], only: Filter = ...) -> Any:
     """Split random streams for lanes while a function or a block runs.
 
@@ -172,9 +174,10 @@ def _decorated(function: Any, splits: int | tuple[int, ...], only: Filter) -> An
     def remake(f: Any) -> Any:
         return _decorated(f, splits, only)
 
-    return wrap(call, function, remake)
+    return wrap(call, function, remake, name="split_rngs")
 
 
+@boundary("fork_rngs")
 def fork_rngs(
     rngs: Rngs,
     /,

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 import jax
 import jax.numpy as jnp
 
+from anabranch._boundary import boundary
 from anabranch.errors import BroadcastWriteError, bounded, first_few
 from anabranch.transforms._arguments import ArgumentSpecs
 from anabranch.transforms._box import array_outputs, finish, run_inside
@@ -31,6 +32,7 @@ R = TypeVar("R")
 def vmap(function: Callable[P, R], /, **options: Unpack[VmapOptions]) -> Callable[P, R]: ...
 @overload
 def vmap(**options: Unpack[VmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+@boundary("vmap")
 def vmap(
     function: Any = None,
     /,
@@ -115,7 +117,7 @@ def vmap(
         )(fed, lane)
         return finish(flat, report, array_outputs(outputs), lanes.forwarded(flat, fed))
 
-    return wrap(call, function, remake)
+    return wrap(call, function, remake, name="vmap")
 
 
 def unbatched(sentinel: Any) -> Callable[[list[Any], list[Found]], list[Any]]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anabranch._boundary import boundary, where
 from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph._flatten import namer
 from anabranch.graph._variable import Variable
@@ -17,11 +18,11 @@ from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
 from anabranch.transforms._loop import Loop, Stepped, calling, refuse_records
 from anabranch.transforms._runners import Targets, call_kept
-from anabranch.transforms._wrap import where
 
 T = TypeVar("T")
 
 
+@boundary("while_loop")
 def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_val: T) -> T:
     """Loop while a condition holds, as `jax.lax.while_loop` does; functions may write objects.
 

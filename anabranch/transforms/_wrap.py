@@ -14,13 +14,20 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from anabranch._boundary import boundary, hide_frames
 from anabranch.graph import _classify, _static
 from anabranch.graph._kinds import Kind, Opened
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def wrap(call: F, function: Callable[..., Any], remake: Callable[[Any], Any] | None = None) -> F:
+def wrap(
+    call: F,
+    function: Callable[..., Any],
+    remake: Callable[[Any], Any] | None = None,
+    *,
+    name: str,
+) -> F:
     """Return a function that looks like another one; it is a method in a class body.
 
     Attributes of the function (of a callable Module, say) are not taken over.
@@ -29,10 +36,11 @@ def wrap(call: F, function: Callable[..., Any], remake: Callable[[Any], Any] | N
         call: what it does.
         function: what it looks like.
         remake: from another function to what the transform makes of it; it holds no objects.
+        name: of the transform.
     """
-    wrapper: Any = call
+    wrapper: Any = boundary(name, function)(call)
     if remake is not None and holds_objects(function):
-        wrapper = Transformed(call, remake)
+        wrapper = Transformed(wrapper, remake)
     functools.update_wrapper(wrapper, function, updated=())
     return wrapper
 
@@ -49,7 +57,11 @@ class Transformed:
         self._call, self._remake = call, remake
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        try:
+            return self._call(*args, **kwargs)
+        except Exception as error:
+            hide_frames(error)
+            raise
 
     def __get__(self, obj: object, cls: type | None = None) -> Any:
         return self if obj is None else types.MethodType(self, obj)
@@ -82,15 +94,3 @@ def name_inside(run: F, function: Callable[..., Any]) -> F:
     functools.update_wrapper(run, function, updated=())
     run.__signature__ = signature  # type: ignore[attr-defined]  # jit looks at the parameters
     return run
-
-
-def where(function: Any) -> str:
-    """Return the name of a function, and its file and line, as error messages show it."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    plain = inspect.unwrap(getattr(function, "__func__", function))
-    if not isinstance(plain, types.FunctionType):  # a callable object
-        plain = inspect.unwrap(type(function).__call__)
-    code = getattr(plain, "__code__", None)
-    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"
