@@ -2,23 +2,29 @@
 # Variables:  make test PYTHON=python3.13 VENV=.venv-313          another interpreter
 #             make test CONSTRAINTS=.ci/oldest.txt VENV=.venv-old  other versions
 #             make test TESTS=tests/graph WORKERS=1                a part of the tests
+#             make bench ROWS=1,4 QUICK=1                          a part of the benchmarks
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?=
 TESTS ?=
 WORKERS ?= 2
+ROWS ?=
+QUICK ?=
+CLOCK ?= wall
+OUT ?= benchmarks/out
 
 BIN := $(VENV)/bin
 # -qq: errors only.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
   --upgrade --upgrade-strategy eager $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-.PHONY: help test demo lint format clean
+.PHONY: help test demo bench lint format clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make test    run the tests on 8 host devices, warnings as errors"
 	@echo "make demo    run examples/digits.py"
+	@echo "make bench   measure against bare JAX and other libraries"
 	@echo "make lint    formatting, lint rules and types"
 	@echo "make format  format the code and apply the safe fixes"
 	@echo "make clean   remove environments and caches"
@@ -41,6 +47,9 @@ test: $(VENV)/.installed-test
 
 demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/digits.py
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m benchmarks --out $(OUT) --clock $(CLOCK) $(if $(ROWS),--rows $(ROWS)) $(if $(QUICK),--quick)
 
 # The package is checked with the extras of the tests present, so that optional imports have types; pyright
 # brings its own node.

@@ -1,0 +1,1 @@
+"""Benchmarks against bare JAX and other libraries; `make bench` runs them."""

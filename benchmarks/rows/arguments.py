@@ -1,0 +1,158 @@
+"""Row 3: calls with several objects, in the ways that they can be passed.
+
+Four leaves are written: a counter of the model, one of the optimiser, and two metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import anabranch as ab
+from benchmarks import models
+from benchmarks.measure import BARE, NNX, NNX_TREE, OURS, Absent, Effort, Line, Step, compare
+from benchmarks.models import Library
+
+DEPTHS = (1, 5, 20)
+
+
+def lines(effort: Effort, depths: tuple[int, ...] | None = None) -> Iterator[Line]:
+    """Yield the lines of the row."""
+    for depth in depths or effort.pick(DEPTHS[:2], DEPTHS):
+        size = sum(map(len, flat(depth))) + 1
+        for case, makers in {FIRST: by_position(depth), **_ways(depth)}.items():
+            makers[BARE] = partial(bare, depth)
+            yield compare(3, case, size, makers, effort)
+
+
+Makers = dict[str, Callable[[], Step]]
+FIRST = "model, optimiser, metrics, batch"
+
+
+def by_position(depth: int) -> Makers:
+    """Return the ordinary call."""
+    return models.on_nodes(
+        lambda library: step, lambda library: (objects(library, depth), (batch(),))
+    )
+
+
+def _ways(depth: int) -> dict[str, Makers]:
+    def make(call: Any, library: Library, jit: Any) -> Step:
+        return call(library, jit, objects(library, depth), (batch(),))
+
+    return {
+        case: {
+            OURS: lambda call=call: make(call, models.ours(), ab.jit),
+            NNX: lambda call=call: make(call, models.nnx(), _nnx_jit()),
+            NNX_TREE: lambda call=call: make(call, models.nnx(), _nnx_jit(graph=False)),
+        }
+        for case, call in WAYS.items()
+    }
+
+
+def batch() -> jax.Array:
+    """Return one batch."""
+    return models.array(4, models.WIDTH)
+
+
+def objects(library: Library, depth: int) -> tuple[Any, Any, Any]:
+    """Return a model, an optimiser for some of it, and metrics."""
+    classes = library.classes
+    return models.blocks(library, depth), classes.adam(classes.net(depth)), classes.metrics()
+
+
+def step(model: Any, optimiser: Any, metrics: Any, batch: Any) -> Any:
+    """Write four leaves."""
+    model.count[...] += 1
+    optimiser.count[...] += 1
+    total = batch.sum()
+    metrics.total[...] += total
+    metrics.seen[...] += 1
+    return total
+
+
+def flat(depth: int) -> tuple[list[Any], ...]:
+    """Return the leaves of the objects as lists."""
+    moments = [models.array(models.WIDTH, models.WIDTH), models.array(models.WIDTH)] * 2 * depth
+    return models.leaves_of(depth), [jnp.array(0), *moments], [jnp.array(0.0), jnp.array(0)]
+
+
+def bare(depth: int) -> Step:
+    """Return the step on flat leaves."""
+    parts = flat(depth)
+    leaves = [x for part in parts for x in part]
+    written = [0, len(parts[0]), len(leaves) - 2, len(leaves) - 1]
+
+    def function(*arguments: Any) -> Any:
+        model, optimiser, total, seen = [arguments[i] for i in written]
+        return model + 1, optimiser + 1, total + arguments[-1].sum(), seen + 1
+
+    return models.on_leaves(function, leaves, written, (batch(),))
+
+
+def _nnx_jit(**options: Any) -> Callable[..., Any]:
+    module = models.flax_nnx()
+    return lambda f, **more: module.jit(f, **options, **more)
+
+
+# From a library, its `jit`, the objects and the other arguments to a step.
+
+
+def by_keyword(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Pass everything by keyword."""
+    called = jit(step)
+    model, optimiser, metrics = nodes
+    (data,) = rest
+    return Step(
+        lambda: called(model=model, optimiser=optimiser, metrics=metrics, batch=data),
+        lambda: model.count[...],
+    )
+
+
+def in_pytree(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Pass everything in one nested container."""
+    called = jit(lambda tree: step(tree["net"][0], *tree["rest"]))
+    model, optimiser, metrics = nodes
+    tree = {"net": (model,), "rest": (optimiser, metrics, *rest)}
+    return Step(lambda: called(tree), lambda: model.count[...])
+
+
+def method(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Call a method that was wrapped in the class body."""
+    model, optimiser, metrics = nodes
+    (data,) = rest
+
+    class Trainer(library.module):
+        def __init__(self) -> None:
+            self.model, self.optimiser, self.metrics = model, optimiser, metrics
+
+        @jit
+        def step(self, data: Any) -> Any:
+            return step(self.model, self.optimiser, self.metrics, data)
+
+    trainer = Trainer()
+    return Step(lambda: trainer.step(data), lambda: model.count[...])
+
+
+def static(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Pass a static argument too."""
+
+    def function(model: Any, optimiser: Any, metrics: Any, batch: Any, mode: str) -> Any:
+        if mode != "train":
+            raise Absent("not the mode that was passed")
+        return step(model, optimiser, metrics, batch)
+
+    called = jit(function, static_argnums=4)
+    return Step(lambda: called(*nodes, *rest, "train"), lambda: nodes[0].count[...])
+
+
+WAYS = {
+    "keyword arguments": by_keyword,
+    "modules in a nested pytree": in_pytree,
+    "method wrapped in the class": method,
+    "a static argument": static,
+}
