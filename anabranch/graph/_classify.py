@@ -104,17 +104,32 @@ def rule_of(obj: Any) -> Rule:
     return rule
 
 
+def is_object(x: Any) -> bool:
+    """Tell whether something is a Variable, or a node that has attributes."""
+    rule = rule_of(x)
+    return isinstance(rule, Kind) and rule.is_object
+
+
+def value_of(x: Any) -> Any:
+    """Return what a Variable of any library holds; everything else is returned as it is."""
+    rule = rule_of(x)
+    return rule.read(x) if isinstance(rule, Kind) and rule.is_variable else x
+
+
+def kind_of_variables(cls: type) -> Kind | None:
+    """Return how instances of a class are opened if they are Variables, of any library."""
+    rule = RULES.get(cls)
+    if rule is None:
+        rule = RULES[cls] = _classify(cls, None)
+    return rule if isinstance(rule, Kind) and rule.is_variable else None
+
+
 def _classify(cls: type, obj: Any) -> Rule:
     if cls in _REGISTERED:
         return _REGISTERED[cls]
-    if issubclass(cls, Variable):
-        return _kinds.VARIABLE
-    if issubclass(cls, Module):
-        return _kinds.MODULE
-    for resolve in _RESOLVERS:
-        rule = resolve(cls)
-        if rule is not None:
-            return rule
+    known = _known(cls)
+    if known is not None:
+        return known
     if _is_ref(obj):
         return REF
     if isinstance(obj, jax.Array):
@@ -135,6 +150,15 @@ def _classify(cls: type, obj: Any) -> Rule:
     if issubclass(cls, tuple):
         return _kinds.TUPLE if hasattr(cls, "_fields") else STATIC
     return UNKNOWN
+
+
+def _known(cls: type) -> Rule | None:
+    """Return what objects of our own classes are, and of those that a resolver knows."""
+    if issubclass(cls, Variable):
+        return _kinds.VARIABLE
+    if issubclass(cls, Module):
+        return _kinds.MODULE
+    return next(filter(None, (resolve(cls) for resolve in _RESOLVERS)), None)
 
 
 def _is_ref(obj: Any) -> bool:
@@ -198,7 +222,7 @@ def _hidden_node(obj: Any) -> Any:
         held = next((x for x in obj.args if isinstance(rule_of(x), Kind)), None)
     else:
         attributes = getattr(obj, "__dict__", None) or {}
-        held = next((x for x in attributes.values() if isinstance(x, (Variable, Module))), None)
+        held = next((x for x in attributes.values() if isinstance(x, tuple(HOLDERS))), None)
     rule = STATIC if held is None else rule_of(held)
     return held if isinstance(rule, Kind) and rule.identity else None
 
@@ -267,8 +291,9 @@ def register_node(cls: type, *, static: bool = False) -> None:
     >>> len(ab.state(p).leaves)
     1
     """
-    if issubclass(cls, (Module, Variable)):
-        if static:
+    known: Any = _known(cls)
+    if known is not None:
+        if static and known.identity:
             raise NodeTypeError(f"{cls.__qualname__} is always a node and cannot be static")
         return
     layout: Any = next(b for b in cls.__mro__ if not b.__flags__ & _module.IS_HEAP_TYPE)

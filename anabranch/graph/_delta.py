@@ -25,7 +25,6 @@ from anabranch.graph._classify import NUMBER, OPAQUE, STATIC, UNKNOWN
 from anabranch.graph._flatten import Flat, is_same, namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._static import EXACT_BY_TYPE
-from anabranch.graph._tokens import owns
 from anabranch.graph._walk import Contents, Walk
 
 
@@ -137,7 +136,7 @@ def _variables_around(graphdef: GraphDef) -> dict[int, str]:
     """Return the class of the Variable around each container that belongs to a value."""
     found: dict[int, str] = {}
     for entry in graphdef.entries:
-        if entry.kind is _kinds.VARIABLE:
+        if entry.kind.is_variable:
             pending = list(entry.edges)
             while pending:
                 edge = pending.pop()
@@ -178,14 +177,8 @@ def _changes(graphdef: GraphDef, built: Built) -> list[tuple[int, Contents]]:
 def check_made_here(objects: Sequence[Any]) -> None:
     """Raise for objects of an outer trace, which would come back as copies of themselves."""
     for obj in objects:
-        kind = _classify.rule_of(obj)
-        if kind is _kinds.VARIABLE:
-            token = obj._token
-        elif kind is _kinds.MODULE:
-            token = object.__getattribute__(obj, "_ab_token")
-        else:
-            continue
-        if not owns(token):
+        kind: Any = _classify.rule_of(obj)
+        if not kind.is_owned(obj):
             raise CapturedWriteError(
                 f"a {type(obj).__name__} that was made outside of the traced function, and that "
                 "is none of its arguments, is returned or was assigned to an attribute: it "

@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 import jax
 
 from anabranch.errors import FilterError
+from anabranch.graph._counterparts import counterparts
 
 Path: typing.TypeAlias = tuple[Hashable, ...]
 """Where a leaf is: attribute names, list positions and dict keys, outermost first."""
@@ -84,6 +85,8 @@ class Nothing:
 class OfType:
     """Match the Variables of a class and of its subclasses; the bare class is short for it.
 
+    Kinds of other libraries count as ours: `Param` also matches `flax.nnx.Param`.
+
     `OfType(jax.Array)` matches what an object holds as a plain array attribute: arrays of JAX and
     of NumPy and tracers alike, since a transform turns each of them into another.
 
@@ -103,7 +106,7 @@ class OfType:
     type: type
 
     def __call__(self, path: Path, variable: typing.Any) -> bool:
-        if isinstance(variable, self.type):
+        if isinstance(variable, (self.type, *counterparts(self.type))):
             return True
         return self.type is jax.Array and not hasattr(variable, "get_metadata")
 

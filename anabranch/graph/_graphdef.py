@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from anabranch.graph import _kinds
 from anabranch.graph._kinds import Kind
 from anabranch.graph._state import LeafInfo
 
@@ -238,7 +237,7 @@ class GraphDef:
     def children(self, index: int, link: Link | None, variable: int) -> Iterator[Visit]:
         """Yield the edges that leave an entry which was reached along a path."""
         kind, _, _, keys, edges = self.entry(index)
-        if kind is _kinds.VARIABLE:
+        if kind.is_variable:
             yield Visit(link, index, 0, edges[0], True, index)
             return
         for position, (key, edge) in enumerate(zip(keys, edges, strict=True)):

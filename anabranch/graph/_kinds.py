@@ -15,78 +15,18 @@ import functools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.tree_util as jtu
 
 from anabranch.errors import NodeTypeError
 from anabranch.graph import _module, _static, _variable
-from anabranch.graph._tokens import STRUCTURE, check_owned, current_token
-
-Opened: TypeAlias = "tuple[Any, Sequence[Any], Sequence[Any]]"
-"""`(extra, keys, values)`: extra is static and compared, keys name the values."""
+from anabranch.graph._kind import Kind, Opened, key_value
+from anabranch.graph._tokens import STRUCTURE, check_owned, current_token, owns
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
 _ABSENT = object()
-
-
-class Kind:
-    """How one kind of object is opened; instances compare by identity."""
-
-    __slots__ = ("name",)
-    identity = True  # nodes; values are walked through without identity
-    numbers: bool | None = None  # are numbers inside arrays? None: as in the place around it
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        _BY_NAME[name] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (kind_named, (self.name,))
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
-
-    def open(self, obj: Any) -> Opened:
-        """Return extra, keys and values of an object."""
-        raise NotImplementedError
-
-    def create(self, cls: Any, extra: Any) -> Any:
-        """Return an empty node."""
-        raise NotImplementedError
-
-    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Give a node exactly these contents, whatever it held before."""
-        raise NotImplementedError
-
-    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
-        """Return a value made of these contents."""
-        raise NotImplementedError
-
-    def check_writable(self, obj: Any) -> None:
-        """Raise if the current trace must not write this node."""
-
-    def show_key(self, key: Any) -> str:
-        """Return how a key is written after an expression for the object."""
-        return f"[{key_value(key)!r}]"
-
-    def path_key(self, key: Any) -> Any:
-        """Return the element of a path for a key."""
-        return key
-
-
-_BY_NAME: dict[str, Kind] = {}
-
-
-def kind_named(name: str) -> Kind:
-    """Return a kind by name; pickled graphdefs refer to kinds this way."""
-    return _BY_NAME[name]
-
-
-def key_value(key: Any) -> Any:
-    """Return the key of a dictionary from its comparable form."""
-    return key if type(key) is str else _static.decode(key)
 
 
 # -- nodes ---------------------------------------------------------------------------------------
@@ -96,6 +36,8 @@ class _VariableKind(Kind):
     """The value under the key `value`; the metadata are extra, in the order they were set."""
 
     __slots__ = ()
+    is_variable = True
+    is_object = True
 
     def open(self, obj: Any) -> Opened:
         metadata = obj._metadata
@@ -121,8 +63,21 @@ class _VariableKind(Kind):
             STRUCTURE.stamp = object()
         _set(obj, "_value", values[0])
 
+    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        metadata = {name: _static.decode(value) for name, value in extra or ()}
+        return _variable.stand_in(cls, values[0], metadata)
+
     def check_writable(self, obj: Any) -> None:
         check_owned(obj, obj._token, "write the value")
+
+    def is_owned(self, obj: Any) -> bool:
+        return owns(obj._token)
+
+    def read(self, obj: Any) -> Any:
+        return obj._value
+
+    def empty(self, obj: Any) -> None:
+        _set(obj, "_value", None)
 
     def show_key(self, key: Any) -> str:
         return ""
@@ -132,6 +87,7 @@ class _AttributeKind(Kind):
     """Attributes from `__dict__` and slots, in the order in which they were set."""
 
     __slots__ = ("_slots",)
+    is_object = True
     numbers = False
 
     def open(self, obj: Any) -> Opened:
@@ -168,7 +124,10 @@ class _AttributeKind(Kind):
                     _set(obj, name, value)
             elif old is not _ABSENT:
                 object.__delattr__(obj, name)
-        _rewrite_dict(attributes, new)
+        rewrite_dict(attributes, new)
+
+    def empty(self, obj: Any) -> None:
+        self.fill(obj, None, (), ())
 
     def show_key(self, key: Any) -> str:
         return f".{key}"
@@ -193,6 +152,12 @@ class _ModuleKind(_AttributeKind):
     def check_writable(self, obj: Any) -> None:
         check_owned(obj, object.__getattribute__(obj, "_ab_token"), "write the attributes")
 
+    def is_owned(self, obj: Any) -> bool:
+        return owns(object.__getattribute__(obj, "_ab_token"))
+
+    def empty(self, obj: Any) -> None:
+        self._attributes(obj).clear()
+
 
 def _read_slot(obj: Any, name: str) -> Any:
     try:
@@ -201,7 +166,7 @@ def _read_slot(obj: Any, name: str) -> Any:
         return _ABSENT
 
 
-def _rewrite_dict(old: dict[Any, Any], new: dict[Any, Any]) -> None:
+def rewrite_dict(old: dict[Any, Any], new: dict[Any, Any]) -> None:
     """Make a dictionary equal to another one, order included, writing only what differs."""
     kept = [key for key in old if key in new]
     if len(kept) < len(old):
@@ -268,14 +233,14 @@ class _DictKind(Kind):
         if tuple(own) != tuple(keys):
             obj.clear()
         named = [own[k] if k in own else key_value(k) for k in keys]
-        _rewrite_dict(obj, dict(zip(named, values, strict=True)))
+        rewrite_dict(obj, dict(zip(named, values, strict=True)))
 
     def path_key(self, key: Any) -> Any:
         return key_value(key)
 
 
 def _encode_key(key: Any) -> Any:
-    if isinstance(key, (_variable.Variable, _module.Module)):
+    if isinstance(key, tuple(_static.HOLDERS)):
         raise NodeTypeError(
             f"a {type(key).__name__} is a key of this dict; nodes can be values of a dict, "
             "never keys: use a name or a number as the key"
@@ -290,7 +255,7 @@ class _SetKind(Kind):
 
     def open(self, obj: Any) -> Opened:
         for element in obj:
-            if isinstance(element, (_variable.Variable, _module.Module)):
+            if isinstance(element, tuple(_static.HOLDERS)):
                 raise NodeTypeError(
                     f"this set holds a {type(element).__name__}; the order of a set is not "
                     "stable: use a list or a dict"
@@ -362,6 +327,7 @@ class _FrozenKind(_AttributeKind):
 
     __slots__ = ()
     identity = False
+    is_object = False
     numbers = None
 
     def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:

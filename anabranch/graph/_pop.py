@@ -6,7 +6,6 @@ from typing import Any
 
 from anabranch._boundary import boundary
 from anabranch.errors import FilterError, UpdateError
-from anabranch.graph import _kinds
 from anabranch.graph._delta import Write, commit
 from anabranch.graph._filters import Filter, first_match, to_predicates
 from anabranch.graph._flatten import Flat, flatten, namer
@@ -58,7 +57,7 @@ def _removals(flat: Flat, doomed: set[int]) -> list[Write]:
     if flat.graphdef.root in doomed:
         raise UpdateError("the object itself is to be removed; pop takes things out of a node")
     for index, (kind, cls, extra, keys, edges) in enumerate(flat.graphdef.entries):
-        if kind is _kinds.VARIABLE or doomed.isdisjoint(edges):
+        if kind.is_variable or doomed.isdisjoint(edges):
             continue
         if not kind.identity:
             raise UpdateError(

@@ -58,25 +58,34 @@ class _SpentKind(Kind):
 
 
 _SPENT = _SpentKind("spent twin")
-for _cls in (SpentVariable, SpentModule, SpentObject):
-    _classify.declare(_cls, _SPENT)
+_SPENT_CLASSES: dict[Kind, type] = {}
+
+
+def add_spent_class(kind: Kind, cls: type) -> None:
+    """Let twins of a kind become instances of a class, which has their layout."""
+    _SPENT_CLASSES[kind] = cls
+    _classify.declare(cls, _SPENT)
+
+
+add_spent_class(_kinds.VARIABLE, SpentVariable)
+add_spent_class(_kinds.MODULE, SpentModule)
+_classify.declare(SpentObject, _SPENT)
 
 
 def spend(twins: Iterable[Any]) -> None:
     """Empty twins; their classes become markers that raise `SpentTwinError` when used."""
     for twin in twins:
         kind = _classify.rule_of(twin)
-        if kind is _kinds.VARIABLE:
-            _change_class(twin, SpentVariable)
-            object.__setattr__(twin, "_value", None)
-        elif kind is _kinds.MODULE:
-            _change_class(twin, SpentModule)
-            _kinds.MODULE._attributes(twin).clear()
-        elif kind is _kinds.OBJECT:
-            _kinds.OBJECT.fill(twin, None, (), ())
-            _change_class(twin, _spent_class(_module.slot_names(type(twin)), _has_dict(twin)))
-        elif kind in (_kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.SET):
-            twin.clear()
+        if not isinstance(kind, Kind) or not kind.identity:
+            continue
+        if not kind.is_object:
+            twin.clear()  # a container
+            continue
+        kind.empty(twin)
+        spent = _SPENT_CLASSES.get(kind)
+        if spent is None:
+            spent = _spent_class(_module.slot_names(type(twin)), _has_dict(twin))
+        _change_class(twin, spent)
 
 
 def _has_dict(obj: Any) -> bool:

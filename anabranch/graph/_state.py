@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 import jax
 
 from anabranch.errors import FilterError, bounded, first_few
-from anabranch.graph import _static, _variable
+from anabranch.graph import _classify, _kinds
 from anabranch.graph._filters import Filter, Path, first_match, to_predicates
 from anabranch.graph._leaf import are_same, check_is_array, leaf_text
 from anabranch.graph._leaf_info import (
@@ -336,10 +336,8 @@ def _as_variable(info: LeafInfo, leaf: typing.Any) -> typing.Any:
     """Return what a filter looks at: a Variable, or the array that was a plain attribute."""
     if info.kind is jax.Array:
         return leaf
-    metadata = {
-        name: _static.decode(typing.cast("_static.Encoded", value)) for name, value in info.metadata
-    }
-    return _variable.stand_in(info.kind, leaf, metadata)
+    kind = _classify.kind_of_variables(info.kind) or _kinds.VARIABLE
+    return kind.build(info.kind, info.metadata, ("value",), (leaf,))
 
 
 def _flatten(

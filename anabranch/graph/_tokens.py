@@ -18,7 +18,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Generator
-from typing import Any
+from typing import Any, NoReturn
 
 from anabranch import _jax
 from anabranch.errors import CapturedWriteError
@@ -93,8 +93,12 @@ def owns(token: Any) -> bool:
 
 def check_owned(obj: object, token: Any, action: str) -> None:
     """Raise `CapturedWriteError` unless the token belongs to the current trace."""
-    if owns(token):
-        return
+    if not owns(token):
+        refuse(obj, action)
+
+
+def refuse(obj: object, action: str) -> NoReturn:
+    """Raise `CapturedWriteError` for an object of another trace."""
     trace = _current_trace()
     eager = trace is None or trace is _ROOT
     here = "eager code" if eager else _jax.describe_boundary(trace)

@@ -10,7 +10,6 @@ import numpy as np
 
 from anabranch._boundary import boundary
 from anabranch.errors import UpdateError, bounded, first_few
-from anabranch.graph import _kinds
 from anabranch.graph._delta import Write, commit
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import Path
@@ -106,7 +105,7 @@ class _Finder:
         """Go on to the value if the edge leads to a Variable."""
         if type(edge) is int and edge >= 0:
             entry = self._graphdef.entries[edge]
-            if entry.kind is _kinds.VARIABLE:
+            if entry.kind.is_variable:
                 return (edge, 0), entry.edges[0]
         return cell, edge
 

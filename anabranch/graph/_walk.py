@@ -115,7 +115,7 @@ class Walk:
         """
         kind = _classify.rule_of(obj)
         assert isinstance(kind, Kind)
-        if kind is _kinds.VARIABLE:
+        if kind.is_variable:
             variable = type(obj).__name__
         numbers = variable is not None and self._variable_numbers
         frame = _Frame(-1, kind, type(obj), contents, numbers=numbers, variable=variable)
@@ -183,7 +183,7 @@ class Walk:
         if variable is not None:
             self._check_no_object(kind, cls, variable)
         contents = kind.open(x)
-        if kind is _kinds.VARIABLE:
+        if kind.is_variable:
             variable, numbers = cls.__name__, self._variable_numbers
         if kind.identity:
             self.ids[id(x)] = index
@@ -205,7 +205,7 @@ class Walk:
                 pending += [e for e in entry.edges if type(e) is int and e >= 0]
 
     def _check_no_object(self, kind: Kind, cls: Any, variable: str) -> None:
-        if kind in _OBJECT_KINDS:
+        if kind.is_object:
             raise NodeTypeError(
                 f"this is a {cls.__name__} inside the value of a {variable}; a Variable holds "
                 "arrays and containers of arrays: hold the object as an attribute"
@@ -279,9 +279,6 @@ class Walk:
                 if frame.cls is not None
             ]
         )
-
-
-_OBJECT_KINDS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
 
 
 def _is_plain(x: tuple[Any, ...]) -> bool:

@@ -28,7 +28,6 @@ _DEPTH = 16  # helpers of helpers; deeper ones are traced again, as is what is l
 _LONG = 256
 _LARGE = 1 << 16  # bytes of a numpy array that are compared; larger ones are constants
 _LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy"})
-_OBJECTS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
 _CONTAINERS = frozenset({_kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.SET, _kinds.TUPLE})
 
 
@@ -192,7 +191,7 @@ class _CapturedObjects(_Captured):
             self._function(value, depth - 1)
             return
         rule = _classify.rule_of(value)
-        if rule in _OBJECTS:
+        if isinstance(rule, Kind) and rule.is_object:
             self.items.append(value)
         elif isinstance(rule, Kind) and rule in _HOLDING:
             for child in rule.open(value)[2] if depth else ():

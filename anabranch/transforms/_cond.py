@@ -16,8 +16,8 @@ import numpy as np
 from anabranch._boundary import boundary, where
 from anabranch._jax import is_tracer
 from anabranch.errors import StructureError
+from anabranch.graph import _classify
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._variable import Variable
 from anabranch.transforms._box import ONE_GROUP, Report, array_leaves, finish, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._runners import Targets, call_kept
@@ -143,8 +143,7 @@ def _is_debugged(index: Any) -> bool:
 
 
 def _scalar(value: Any, what: str) -> Any:
-    if isinstance(value, Variable):
-        value = value.value
+    value = _classify.value_of(value)
     if not isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float)):
         raise StructureError(f"{what} is a {type(value).__name__}, not a scalar")
     if np.shape(value) != ():

@@ -29,7 +29,6 @@ from anabranch.graph._leaf_info import LeafInfo, path_text
 from anabranch.transforms._box import ONE_GROUP, Report, array_leaves, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call
 from anabranch.transforms._differentiated import (
-    OBJECTS,
     GradientForm,
     argument_edges,
     leaves_below,
@@ -295,7 +294,7 @@ def derivative_form(
             entry = graphdef.entries[visit.variable]
             kind, metadata = entry.cls, entry.extra or ()
         on_object = visit.variable >= 0 or (
-            visit.parent >= 0 and graphdef.entries[visit.parent].kind in OBJECTS
+            visit.parent >= 0 and graphdef.entries[visit.parent].kind.is_object
         )
         if is_inexact(leaves[number]) or not on_object:
             infos.append((number, LeafInfo(visit.path, kind, metadata)))

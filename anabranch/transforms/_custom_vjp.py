@@ -28,7 +28,6 @@ from anabranch.transforms._custom_rules import (
     is_inexact,
     shapes_of_rule,
 )
-from anabranch.transforms._differentiated import OBJECTS
 from anabranch.transforms._runners import Targets
 from anabranch.transforms._tangents import TangentForm, avals_of
 
@@ -180,7 +179,7 @@ class CustomVJP(CustomRules[P, R]):
         return jax.jit(run, inline=True)
 
     def _save(self, bwd: Any, nondiff: tuple[Any, ...], residuals: Any) -> _Saved:
-        leaves, treedef = jax.tree.flatten(residuals, is_leaf=_is_object)
+        leaves, treedef = jax.tree.flatten(residuals, is_leaf=_classify.is_object)
         try:
             flat = flatten((bwd, nondiff, tuple(leaves)))
         except (NodeTypeError, StaticValueError) as error:
@@ -248,10 +247,6 @@ class CustomVJP(CustomRules[P, R]):
 
 
 _classify.declare(CustomVJP, _classify.STATIC)
-
-
-def _is_object(x: Any) -> bool:
-    return _classify.rule_of(x) in OBJECTS
 
 
 def _is_static(cotangent: Any) -> bool:

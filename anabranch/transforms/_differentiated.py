@@ -19,6 +19,7 @@ from anabranch.graph import _kinds
 from anabranch.graph._filters import to_predicate
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import Edge, GraphDef, Visit
+from anabranch.graph._kinds import Kind
 from anabranch.graph._leaf_info import LeafInfo, LeafInfos, path_text
 from anabranch.graph._state import State
 from anabranch.graph._variable import Param
@@ -28,10 +29,15 @@ from anabranch.transforms._wrap import TRANSFORMED
 Argument: TypeAlias = int | str | DiffState
 """An argument: its position, its name, or a part of it."""
 
-OBJECTS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
-AS_STATE = OBJECTS | {_kinds.METHOD, _kinds.PARTIAL, TRANSFORMED}
-"""What has a State for a derivative: objects, and functions that hold arrays."""
-"""The kinds whose derivatives are States; all others keep their form."""
+_FUNCTIONS = frozenset({_kinds.METHOD, _kinds.PARTIAL, TRANSFORMED})
+
+
+def is_state_for(kind: Kind) -> bool:
+    """Tell whether the derivative is a State: of objects, and of functions that hold arrays.
+
+    All others keep their form.
+    """
+    return kind.is_object or kind in _FUNCTIONS
 
 
 class GradientForm(NamedTuple):
@@ -62,17 +68,17 @@ class GradientForm(NamedTuple):
         order, paths = self._containers()
         for index in order:  # nodes first, empty: they can be part of a cycle
             kind, cls, extra, _, _ = entries[index]
-            if kind in AS_STATE:
+            if is_state_for(kind):
                 made[index] = self._state_below(paths[index], own)
             elif kind.identity:
                 made[index] = kind.create(cls, extra)
         for index in order:
             kind, cls, extra, keys, edges = entries[index]
-            if not kind.identity and kind not in AS_STATE:
+            if not kind.identity and not is_state_for(kind):
                 made[index] = kind.build(cls, extra, keys, [resolve(edge) for edge in edges])
         for index in order:
             kind, _, extra, keys, edges = entries[index]
-            if kind.identity and kind not in AS_STATE:
+            if kind.identity and not is_state_for(kind):
                 kind.fill(made[index], extra, keys, [resolve(edge) for edge in edges])
         return resolve(self.edge)
 
@@ -85,7 +91,7 @@ class GradientForm(NamedTuple):
             edge = visit.edge
             if type(edge) is int and edge >= 0 and edge not in paths:
                 paths[edge] = visit.path
-                if self.graphdef.entries[edge].kind not in AS_STATE:
+                if not is_state_for(self.graphdef.entries[edge].kind):
                     pending += reversed([*self.graphdef.children(edge, visit.link, -1)])
         return sorted(paths, reverse=True), paths  # the children of a value have higher indices
 
@@ -189,7 +195,7 @@ def _below_objects(flat: Flat, edge: Edge) -> set[int]:
         found, inside = pending.pop()
         if type(found) is not int or found < 0:
             continue
-        inside = inside or entries[found].kind in OBJECTS
+        inside = inside or entries[found].kind.is_object
         if (found, inside) not in seen:
             seen.add((found, inside))
             if inside:

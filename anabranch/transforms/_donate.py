@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from anabranch.graph import _kinds
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import Report
 from anabranch.transforms._call import Selection
@@ -122,7 +121,7 @@ def _held_by_objects(flat: Flat) -> list[int]:
     object: such arrays are donated as the caller asked.
     """
     entries = flat.graphdef.entries
-    objects = [i for i, entry in enumerate(entries) if entry.kind in _OBJECTS]
+    objects = [i for i, entry in enumerate(entries) if entry.kind.is_object]
     owned = _reach(flat, objects)[0]
     holders = [-1] * len(flat.leaves)
     for index, entry in enumerate(entries):
@@ -131,9 +130,6 @@ def _held_by_objects(flat: Flat) -> list[int]:
                 if type(edge) is int and edge < 0:
                     holders[~edge] = index
     return holders
-
-
-_OBJECTS = frozenset({_kinds.VARIABLE, _kinds.MODULE, _kinds.OBJECT})
 
 
 def _reach(flat: Flat, edges: list[Any]) -> tuple[set[int], set[int]]:

@@ -12,7 +12,7 @@ import numpy as np
 from anabranch import _jax
 from anabranch._boundary import boundary, where
 from anabranch.errors import StructureError
-from anabranch.graph._variable import Variable
+from anabranch.graph import _classify
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
@@ -142,8 +142,7 @@ def _counter(graphdef: Any) -> int:
 
 
 def _bound(bound: Any, name: str) -> Any:
-    if isinstance(bound, Variable):
-        bound = bound.value
+    bound = _classify.value_of(bound)
     array = isinstance(bound, (jax.Array, np.ndarray, np.generic, int))
     if (
         not array

@@ -16,7 +16,7 @@ import numpy as np
 
 from anabranch._boundary import boundary
 from anabranch.errors import StructureError
-from anabranch.graph._variable import Variable
+from anabranch.graph import _classify
 from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import flatten_call, positions
 from anabranch.transforms._differentiated import Argument, Differentiated, listed
@@ -171,7 +171,7 @@ def _loss(result: Any, *, has_aux: bool) -> Any:
                 f"{type(result).__name__}"
             )
         result = result[0]
-    value = result.value if isinstance(result, Variable) else result
+    value = _classify.value_of(result)
     array = isinstance(value, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
     if not array or np.shape(value) != ():
         shape = f"an array of shape {np.shape(value)}" if array else f"a {type(value).__name__}"

@@ -21,7 +21,6 @@ from anabranch.graph._graphdef import Edge, GraphDef
 from anabranch.graph._leaf_info import path_text
 from anabranch.graph._tokens import own_level
 from anabranch.transforms._box import Assignment, Report, array_outputs, finish, run_inside
-from anabranch.transforms._differentiated import OBJECTS
 
 
 class Outcome:
@@ -175,7 +174,7 @@ def _plain_result(flat: Flat, outcome: Outcome) -> Any:
         edge = pending.pop()
         if isinstance(edge, int) and edge >= 0:
             entry = None if edge < known else delta.new[edge - known]
-            if entry is None or entry.kind in OBJECTS:
+            if entry is None or entry.kind.is_object:
                 raise StructureError(
                     "the lifted transform returns the result several times, so that it must be "
                     "made of arrays in plain containers that are none of the arguments"

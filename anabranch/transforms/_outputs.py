@@ -11,7 +11,6 @@ from anabranch.errors import StructureError, bounded
 from anabranch.graph import _classify
 from anabranch.graph._classify import LEAF, NUMBER
 from anabranch.graph._kinds import Kind
-from anabranch.transforms._differentiated import OBJECTS
 
 
 def without_aux(result: Any, *, has_aux: bool) -> Any:
@@ -45,7 +44,7 @@ def _check(x: Any, where: str, above: tuple[int, ...]) -> None:
     rule = _classify.rule_of(x)
     if rule is LEAF or rule is NUMBER or x is None:
         return
-    if not isinstance(rule, Kind) or rule in OBJECTS:
+    if not isinstance(rule, Kind) or rule.is_object:
         raise StructureError(
             bounded(
                 f"{where}: this is a {type(x).__name__}, but what is differentiated is made of "

@@ -1,6 +1,7 @@
 """Metadata that name the axes of an array, and follow its rank.
 
-The metadata `sharding` of a Variable names its axes, as a tuple or a `PartitionSpec`. Where a
+The metadata `sharding` of a Variable (`out_sharding` in flax) names its axes, as a tuple or a
+`PartitionSpec`. Where a
 transform takes an axis away, the twin has one name less; what comes out with an axis more has one
 name more. The caller's own objects keep what they have.
 """
@@ -12,18 +13,18 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from anabranch.graph import _kinds, _static
+from anabranch.graph import _static
 from anabranch.graph._delta import Delta
 from anabranch.graph._graphdef import Entry, GraphDef
 
-_KEY = "sharding"
+_KEYS = frozenset({"sharding", "out_sharding"})
 
 
 def _edit(extra: Any, change: Callable[[list[Any]], None]) -> Any:
     """Return encoded metadata with other names."""
     edited: list[tuple[str, Any]] = []
     for key, encoded in extra or ():
-        names = _static.decode(encoded) if key == _KEY else None
+        names = _static.decode(encoded) if key in _KEYS else None
         if isinstance(names, (tuple, PartitionSpec)):
             new = list(names)
             change(new)
@@ -49,7 +50,7 @@ def with_axis(extra: Any, axis: int, name: str | None) -> Any:
 
 
 def _names_axes(entry: Entry) -> bool:
-    return entry.kind is _kinds.VARIABLE and any(key == _KEY for key, _ in entry.extra or ())
+    return entry.kind.is_variable and any(key in _KEYS for key, _ in entry.extra or ())
 
 
 def inner_graphdef(graphdef: GraphDef, axes: Sequence[int | None]) -> GraphDef:

@@ -225,13 +225,13 @@ class Resolver:
                     continue
                 if not self._enter(edge, spec, step, name, path, above):
                     continue
-            if entry.kind is _kinds.VARIABLE:
+            if entry.kind.is_variable:
                 variable = edge
             below = specs_below(entry, spec, step, name)
             inside = (*above, edge) if isinstance(spec, FilterMap) and spec.by_path else ()
             for position in range(len(entry.edges) - 1, -1, -1):
                 key = entry.kind.path_key(entry.keys[position])
-                own = path if entry.kind is _kinds.VARIABLE else link_to(path, key)
+                own = path if entry.kind.is_variable else link_to(path, key)
                 if not isinstance(spec, FilterMap) and isinstance(below[position], FilterMap):
                     own = None  # filters see paths from where they were given
                 pending.append(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from anabranch._boundary import boundary
 from anabranch.errors import FilterError, StructureError, bounded, first_few
 from anabranch.graph import _classify, _kinds
+from anabranch.graph._classify import value_of
 from anabranch.graph._delta import Write, commit
 from anabranch.graph._filters import Filter, to_predicate
 from anabranch.graph._flatten import flatten, namer
@@ -47,9 +48,10 @@ class SplitStreams:
         shape = (self._splits,) if isinstance(self._splits, int) else tuple(self._splits)
         split: list[tuple[Variable, Any, Any]] = []
         for key, count in _streams(self._node, self._only):
-            zeros = jnp.zeros(shape, jnp.asarray(count.value).dtype)
-            split.append((key, split_key(key.value, count.value, shape), key.value))
-            split.append((count, zeros, count.value))
+            old_key, old_count = value_of(key), value_of(count)
+            zeros = jnp.zeros(shape, jnp.asarray(old_count).dtype)
+            split.append((key, split_key(old_key, old_count, shape), old_key))
+            split.append((count, zeros, old_count))
         _write([(variable, new) for variable, new, _ in split])
         self._open.append(split)
 
@@ -63,7 +65,7 @@ class SplitStreams:
         keys, counts = split[::2], split[1::2]
         after = [(key, old) for key, _, old in keys]
         after += [(count, old if error is not None else old + 1) for count, _, old in counts]
-        moved = [key for key, new, _ in keys if key.value is not new]
+        moved = [key for key, new, _ in keys if value_of(key) is not new]
         _write(after)
         if moved and error is None:
             raise StructureError(
@@ -76,7 +78,8 @@ def _write(values: list[tuple[Variable, Any]]) -> None:
     """Write values to Variables, all or none."""
     writes: list[Write] = []
     for variable, value in values:
-        extra, keys, _ = _kinds.VARIABLE.open(variable)
+        kind: Any = _classify.rule_of(variable)
+        extra, keys, _ = kind.open(variable)
         writes.append(Write(variable, type(variable), (extra, keys, (value,))))
     commit(writes)
 
@@ -94,10 +97,11 @@ def _streams(node: Any, only: Filter) -> list[tuple[Variable, Variable]]:
         if not predicate(infos[stream.key_leaf].path, key):
             other.append(name(stream.key_variable))
             continue
-        if batch_shape(key.value):
+        shape = batch_shape(value_of(key))
+        if shape:
             raise StructureError(
                 f"split_rngs: {name(stream.key_variable)} already holds keys of shape "
-                f"{batch_shape(key.value)}; a stream is split once: leave it out with `only`, or "
+                f"{shape}; a stream is split once: leave it out with `only`, or "
                 "give all sizes at once (`splits=(2, 3)`)"
             )
         chosen.append((key, count))

@@ -169,7 +169,7 @@ class _Match:
                 return [by_key[key] for key in old.keys]
             self._note(place, *_key_texts(old, new))
         elif old.extra != new.extra:
-            what = "metadata" if old.kind is _kinds.VARIABLE else "static content"
+            what = "metadata" if old.kind.is_variable else "static content"
             self._note(place, f"has the {what} {_extra_text(old)}", _extra_text(new))
         else:
             return new.edges
@@ -221,6 +221,6 @@ def _names(names: list[str]) -> str:
 
 
 def _extra_text(entry: Entry) -> str:
-    if entry.kind is _kinds.VARIABLE:
+    if entry.kind.is_variable:
         return f"{ {key: _static.decode(value) for key, value in entry.extra or ()} }"[:150]
     return f"{entry.extra!r}"[:150]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anabranch.errors import SharedStreamError, StructureError
-from anabranch.graph import _kinds
+from anabranch.graph._counterparts import is_kind
 from anabranch.graph._delta import Diff
 from anabranch.graph._flatten import namer
 from anabranch.graph._graphdef import GraphDef
@@ -38,11 +38,11 @@ def find_streams(graphdef: GraphDef) -> list[Stream]:
     entries = graphdef.entries
     found: dict[int, Stream] = {}
     for entry in entries:
-        if entry.kind is _kinds.VARIABLE or not entry.kind.identity:
+        if entry.kind.is_variable or not entry.kind.identity:
             continue
         below = [e for e in entry.edges if type(e) is int and e >= 0]
-        keys = [e for e in below if issubclass(entries[e].cls, RngKey)]
-        counts = [e for e in below if issubclass(entries[e].cls, RngCount)]
+        keys = [e for e in below if is_kind(entries[e].cls, RngKey)]
+        counts = [e for e in below if is_kind(entries[e].cls, RngCount)]
         if len(keys) == len(counts) == 1:
             key, count = entries[keys[0]].edges[0], entries[counts[0]].edges[0]
             if type(key) is int and type(count) is int and key < 0 and count < 0:
@@ -115,7 +115,7 @@ class SharedStreams:
         """
         advanced = {s.count_variable: graphdef.num_leaves + i for i, s in enumerate(self.split)}
         for index, entry in found.delta.changed:
-            if not issubclass(entry.cls, RngCount):
+            if not is_kind(entry.cls, RngCount):
                 continue
             count = graphdef.entries[index].edges[0]
             if type(count) is not int or count >= 0 or not self._is_shared[~count]:

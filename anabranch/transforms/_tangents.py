@@ -15,7 +15,7 @@ from anabranch.graph._graphdef import Edge, GraphDef
 from anabranch.graph._kinds import Kind
 from anabranch.graph._leaf_info import path_text
 from anabranch.graph._state import State
-from anabranch.transforms._differentiated import AS_STATE, leaves_below
+from anabranch.transforms._differentiated import is_state_for, leaves_below
 
 Aval = tuple[tuple[int, ...], Any]
 """Shape and dtype."""
@@ -67,7 +67,7 @@ class TangentForm(NamedTuple):
     def _children(self, index: int, tangent: Any, where: str) -> list[tuple[Edge, Any, str]]:
         """Return the edges below an entry, with their tangents."""
         entry = self.graphdef.entries[index]
-        if entry.kind in AS_STATE or issubclass(entry.cls, State):
+        if is_state_for(entry.kind) or issubclass(entry.cls, State):
             return self._by_path(index, tangent, where)
         kind = _classify.rule_of(tangent)
         keys: Sequence[Any] = ()

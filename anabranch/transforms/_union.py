@@ -199,7 +199,7 @@ class _Union:
     def _has_numbers(self, index: int) -> bool:
         """Tell whether a known object is no attribute of an object, where numbers are static."""
         entries = self._graphdef.entries
-        if entries[index].kind is _kinds.VARIABLE:
+        if entries[index].kind.is_variable:
             return True
         return any(type(edge) is int and edge < 0 for edge in entries[index].edges)
 
@@ -277,7 +277,7 @@ class _Union:
         else:
             into = [] if into is None else into
             numbers = place.numbers if first.kind.numbers is None else first.kind.numbers
-            if first.kind is _kinds.VARIABLE:
+            if first.kind.is_variable:
                 numbers = True
             places = [_Place(place.path + first.kind.show_key(k), numbers) for k in first.keys]
             rows = [list(row) for row in zip(*[e.edges for e in entries], strict=True)]
@@ -325,7 +325,7 @@ def _key_texts(entries: list[Entry]) -> list[str]:
 
 
 def _extra_text(entry: Entry) -> str:
-    if entry.kind is _kinds.VARIABLE:
+    if entry.kind.is_variable:
         return f"the metadata { {k: _static.decode(v) for k, v in entry.extra or ()} }"[:150]
     return f"other static content ({entry.extra!r})"[:150]
 

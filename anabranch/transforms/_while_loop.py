@@ -11,8 +11,8 @@ import numpy as np
 
 from anabranch._boundary import boundary, where
 from anabranch.errors import StructureError, bounded, first_few
+from anabranch.graph import _classify
 from anabranch.graph._flatten import namer
-from anabranch.graph._variable import Variable
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
@@ -123,7 +123,7 @@ def _testing_in_body(
 
 
 def _predicate(result: Any) -> Any:
-    value = result.value if isinstance(result, Variable) else result
+    value = _classify.value_of(result)
     array = isinstance(value, (jax.Array, np.ndarray, np.bool_, bool))
     if not array or np.shape(value) != () or jnp.result_type(value) != jnp.bool_:
         kind = jax.typeof(value) if array else f"a {type(value).__name__}"

@@ -1,0 +1,85 @@
+"""`Kind`: how one kind of object is opened and put together again."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from anabranch.graph import _static
+
+Opened: TypeAlias = "tuple[Any, Sequence[Any], Sequence[Any]]"
+"""`(extra, keys, values)`: extra is static and compared, keys name the values."""
+
+
+class Kind:
+    """How one kind of object is opened; instances compare by identity."""
+
+    __slots__ = ("name",)
+    identity = True  # nodes; values are walked through without identity
+    is_variable = False  # one value under one key, metadata as extra; paths do not show it
+    is_object = False  # a Variable, or something with attributes: no container, no value
+    numbers: bool | None = None  # are numbers inside arrays? None: as in the place around it
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        _BY_NAME[name] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (kind_named, (type(self).__module__, self.name))
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def open(self, obj: Any) -> Opened:
+        """Return extra, keys and values of an object."""
+        raise NotImplementedError
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        """Return an empty node."""
+        raise NotImplementedError
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        """Give a node exactly these contents, whatever it held before."""
+        raise NotImplementedError
+
+    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
+        """Return a value made of these contents."""
+        raise NotImplementedError
+
+    def check_writable(self, obj: Any) -> None:
+        """Raise if the current trace must not write this node."""
+
+    def is_owned(self, obj: Any) -> bool:
+        """Tell whether the current trace has made this node; True if that cannot be known."""
+        return True
+
+    def read(self, obj: Any) -> Any:
+        """Return the value of a Variable."""
+        raise NotImplementedError
+
+    def empty(self, obj: Any) -> None:
+        """Let an object hold nothing."""
+        raise NotImplementedError
+
+    def show_key(self, key: Any) -> str:
+        """Return how a key is written after an expression for the object."""
+        return f"[{key_value(key)!r}]"
+
+    def path_key(self, key: Any) -> Any:
+        """Return the element of a path for a key."""
+        return key
+
+
+_BY_NAME: dict[str, Kind] = {}
+
+
+def kind_named(module: str, name: str) -> Kind:
+    """Return a kind by its module and name; pickled graphdefs refer to kinds this way."""
+    importlib.import_module(module)
+    return _BY_NAME[name]
+
+
+def key_value(key: Any) -> Any:
+    """Return the key of a dictionary from its comparable form."""
+    return key if type(key) is str else _static.decode(key)

@@ -1,0 +1,15 @@
+"""Objects of other libraries as first-class nodes; no library is imported before one of its objects
+appears.
+
+Modules, Variables, `Rngs`, optimizers, metrics and States of `flax.nnx` are nodes in every function
+and every transform, alone or mixed with others. Equinox modules, optax states and other pytrees
+are values, as anywhere.
+"""
+
+from anabranch.graph import _classify
+from anabranch.interop._nnx_state import from_nnx_state, to_nnx_state
+from anabranch.interop._resolve import resolve
+
+_classify.add_resolver(resolve)
+
+__all__ = ["from_nnx_state", "to_nnx_state"]
