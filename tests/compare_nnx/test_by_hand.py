@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import anabranch as ab
-from tests.compare_nnx.worlds import Library, box, outcome, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, value
 
 
 def _merging(lib: Library, *, inner: bool) -> Any:
@@ -43,6 +43,7 @@ def test_structure_changed_under_plain_jit_comes_back() -> None:
 
     assert program(nnx) == (True, True, [3.0, 1.0, 7.0])
     assert program(ab) == (True, True, [3.0, 1.0, 7.0])
+    assert program(mixed) == (True, True, [3.0, 1.0, 7.0])
 
 
 def test_structure_changed_under_plain_vmap_comes_back() -> None:
@@ -74,6 +75,7 @@ def test_structure_changed_under_plain_vmap_comes_back() -> None:
 
     assert program(nnx) == (True, True, [2.0, 2.0])
     assert program(ab) == (True, True, [2.0, 2.0])
+    assert program(mixed) == (True, True, [2.0, 2.0])
 
 
 def test_entering_the_context_again_does_not_trace_again() -> None:
@@ -103,6 +105,7 @@ def test_entering_the_context_again_does_not_trace_again() -> None:
 
     assert program(nnx) == (4.0, 1)
     assert program(ab) == (4.0, 1)
+    assert program(mixed) == (4.0, 1)
 
 
 def test_a_context_needs_its_update_context() -> None:
@@ -117,3 +120,4 @@ def test_a_context_needs_its_update_context() -> None:
 
     assert program(nnx) is ValueError
     assert program(ab) is ab.errors.ContextTagError
+    assert program(mixed) is ab.errors.ContextTagError

@@ -11,7 +11,7 @@ from flax import nnx
 
 import anabranch as ab
 from anabranch.errors import FilterError
-from tests.compare_nnx.worlds import Library, box, outcome, paths, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, paths, value
 
 
 def _flat(lib: Library, state: Any) -> tuple[list[Any], list[float]]:
@@ -29,6 +29,7 @@ def test_gradients_are_of_params_by_default() -> None:
 
     assert program(nnx) == ([("w",)], [12.0])
     assert program(ab) == ([("w",)], [12.0])
+    assert program(mixed) == ([("w",)], [12.0])
 
 
 def test_a_shared_param_counts_once_with_the_sum() -> None:
@@ -41,6 +42,7 @@ def test_a_shared_param_counts_once_with_the_sum() -> None:
 
     assert program(nnx) == ([("a",)], [6.0])
     assert program(ab) == ([("a",)], [6.0])
+    assert program(mixed) == ([("a",)], [6.0])
 
 
 def test_gradients_can_be_written_with_update() -> None:
@@ -53,6 +55,7 @@ def test_gradients_can_be_written_with_update() -> None:
 
     assert program(nnx) == (6.0, 2.0)
     assert program(ab) == (6.0, 2.0)
+    assert program(mixed) == (6.0, 2.0)
 
 
 def test_a_list_of_modules_has_a_list_of_gradients() -> None:
@@ -65,6 +68,7 @@ def test_a_list_of_modules_has_a_list_of_gradients() -> None:
 
     assert program(nnx) == (list, [([("w",)], [4.0]), ([("w",)], [3.0])])
     assert program(ab) == (list, [([("w",)], [4.0]), ([("w",)], [3.0])])
+    assert program(mixed) == (list, [([("w",)], [4.0]), ([("w",)], [3.0])])
 
 
 def test_each_argument_can_have_its_own_filter() -> None:
@@ -83,6 +87,7 @@ def test_each_argument_can_have_its_own_filter() -> None:
 
     assert program(nnx) == [([("w",)], [140.0]), ([("s",)], [60.0])]
     assert program(ab) == [([("w",)], [140.0]), ([("s",)], [60.0])]
+    assert program(mixed) == [([("w",)], [140.0]), ([("s",)], [60.0])]
 
 
 def test_nothing_to_differentiate_is_an_empty_state_in_nnx_and_an_error_here() -> None:
@@ -95,6 +100,8 @@ def test_nothing_to_differentiate_is_an_empty_state_in_nnx_and_an_error_here() -
     assert len(program(nnx)) == 0
     with pytest.raises(FilterError, match="BatchStat"):  # R4: a filter that matches nothing
         program(ab)
+    with pytest.raises(FilterError, match="BatchStat"):
+        program(mixed)
 
 
 def test_the_gradient_of_a_variable_is_a_variable_in_nnx_and_a_state_here() -> None:
@@ -108,6 +115,7 @@ def test_the_gradient_of_a_variable_is_a_variable_in_nnx_and_a_state_here() -> N
     assert (type(found), value(found)) == (nnx.Param, 6.0)
     # S7: the gradient of an object is a State; the path of a root leaf is ()
     assert program(ab).flat() == {(): 6.0}
+    assert program(mixed).flat() == {(): 6.0}
 
 
 def test_trees_of_arrays_are_differentiated_as_in_jax() -> None:
@@ -120,6 +128,7 @@ def test_trees_of_arrays_are_differentiated_as_in_jax() -> None:
 
     assert program(nnx) == {"a": 12.0, "b": 9.0}
     assert program(ab) == {"a": 12.0, "b": 9.0}
+    assert program(mixed) == {"a": 12.0, "b": 9.0}
 
 
 def test_without_graph_updates_nnx_differentiates_every_variable_in_place_of_params() -> None:
@@ -144,6 +153,7 @@ def test_integers_have_no_gradients() -> None:
 
     assert program(nnx) is TypeError
     assert program(ab) is FilterError  # said by path, before JAX says it by dtype
+    assert program(mixed) is FilterError
 
 
 def test_states_can_be_differentiated_with_a_merge_inside() -> None:
@@ -163,6 +173,7 @@ def test_states_can_be_differentiated_with_a_merge_inside() -> None:
 
     assert program(nnx) == ([("w",)], [12.0])
     assert program(ab) == ([("w",)], [12.0])
+    assert program(mixed) == ([("w",)], [12.0])
 
 
 def test_writes_come_back_once() -> None:
@@ -183,6 +194,7 @@ def test_writes_come_back_once() -> None:
 
     assert program(nnx) == (9.0, [1, 2, 3])
     assert program(ab) == (9.0, [1, 2, 3])
+    assert program(mixed) == (9.0, [1, 2, 3])
 
 
 def test_a_param_written_inside_has_the_gradient_at_entry_and_the_new_value() -> None:
@@ -199,6 +211,7 @@ def test_a_param_written_inside_has_the_gradient_at_entry_and_the_new_value() ->
 
     assert program(nnx) == (36.0, 24.0, 6.0)
     assert program(ab) == (36.0, 24.0, 6.0)
+    assert program(mixed) == (36.0, 24.0, 6.0)
 
 
 def test_a_param_replaced_inside_has_the_gradient_of_its_value_at_entry() -> None:
@@ -217,6 +230,7 @@ def test_a_param_replaced_inside_has_the_gradient_of_its_value_at_entry() -> Non
 
     assert program(nnx) == (6.0, 0.0, False)
     assert program(ab) == (6.0, 0.0, False)
+    assert program(mixed) == (6.0, 0.0, False)
 
 
 def test_aux_can_hold_new_objects_and_the_input() -> None:
@@ -232,6 +246,7 @@ def test_aux_can_hold_new_objects_and_the_input() -> None:
 
     assert program(nnx) == (6.0, 4.0, True)
     assert program(ab) == (6.0, 4.0, True)
+    assert program(mixed) == (6.0, 4.0, True)
 
 
 def test_a_variable_in_a_differentiated_and_another_argument() -> None:
@@ -244,6 +259,7 @@ def test_a_variable_in_a_differentiated_and_another_argument() -> None:
     with pytest.raises(ValueError, match="Inconsistent aliasing"):
         program(nnx)
     assert program(ab) == ([("w",)], [6.0])  # S7, R3: it is one Variable, and differentiated
+    assert program(mixed) == ([("w",)], [6.0])
 
 
 def test_a_variable_in_two_differentiated_arguments_counts_in_the_first() -> None:
@@ -256,6 +272,7 @@ def test_a_variable_in_two_differentiated_arguments_counts_in_the_first() -> Non
 
     assert program(nnx) == [([("w",)], [6.0]), ([], [])]
     assert program(ab) == [([("w",)], [6.0]), ([], [])]
+    assert program(mixed) == [([("w",)], [6.0]), ([], [])]
 
 
 def test_arguments_that_can_only_be_named_are_passed_on_only_here() -> None:
@@ -270,6 +287,7 @@ def test_arguments_that_can_only_be_named_are_passed_on_only_here() -> None:
 
     assert program(nnx) is TypeError
     assert program(ab) == ([("w",)], [2.0])  # as in jax.grad
+    assert program(mixed) == ([("w",)], [2.0])
 
 
 def test_gradients_nest() -> None:
@@ -289,6 +307,7 @@ def test_gradients_nest() -> None:
 
     assert program(nnx) == (18.0, 1)
     assert program(ab) == (18.0, 1)
+    assert program(mixed) == (18.0, 1)
 
 
 def test_gradients_per_lane() -> None:
@@ -305,3 +324,4 @@ def test_gradients_per_lane() -> None:
 
     assert program(nnx) == ([6.0, 16.0], [1, 1])
     assert program(ab) == ([6.0, 16.0], [1, 1])
+    assert program(mixed) == ([6.0, 16.0], [1, 1])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import anabranch as ab
-from tests.compare_nnx.worlds import Library, box, outcome, paths, raw, sequence, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, paths, raw, sequence, value
 
 
 def test_a_state_holds_the_variables_in_nnx_and_their_arrays_here() -> None:
@@ -26,6 +26,7 @@ def test_a_state_holds_the_variables_in_nnx_and_their_arrays_here() -> None:
     # DESIGN.md: a State is a snapshot, and `merge` makes new identities (R3: one object has one
     # owner; with live Variables a write to the merged object would show in the one that was split)
     assert program(ab) == (False, False, False)
+    assert program(mixed) == (False, False, False)
 
 
 def test_a_write_after_the_split_shows_in_a_state_of_nnx_and_not_in_ours() -> None:
@@ -39,6 +40,7 @@ def test_a_write_after_the_split_shows_in_a_state_of_nnx_and_not_in_ours() -> No
 
     assert program(nnx) == (5.0, 5.0)
     assert program(ab) == (1.0, 1.0)  # a snapshot stays what it was
+    assert program(mixed) == (1.0, 1.0)
 
 
 def test_a_merge_that_is_to_be_independent_needs_no_flag_here() -> None:
@@ -63,6 +65,7 @@ def test_a_clone_shares_the_buffers() -> None:
 
     assert program(nnx) == (False, True)
     assert program(ab) == (False, True)
+    assert program(mixed) == (False, True)
 
 
 def test_a_shared_variable_appears_once() -> None:
@@ -77,6 +80,7 @@ def test_a_shared_variable_appears_once() -> None:
     assert program(nnx) == ([("b",)], True)
     # S2: the order is the order of insertion, so the first path is that of the first attribute
     assert program(ab) == ([("z",)], True)
+    assert program(mixed) == ([("z",)], True)
 
 
 def test_a_plain_list_keeps_its_identity_only_here() -> None:
@@ -89,6 +93,7 @@ def test_a_plain_list_keeps_its_identity_only_here() -> None:
 
     assert program(nnx) == (False, True)
     assert program(ab) == (True, True)  # R3: a list is a mutable object with identity
+    assert program(mixed) == (True, True)
 
 
 def test_a_list_type_with_identity_keeps_it_in_both() -> None:
@@ -101,6 +106,7 @@ def test_a_list_type_with_identity_keeps_it_in_both() -> None:
 
     assert program(nnx) == (True, True)
     assert program(ab) == (True, True)
+    assert program(mixed) == (True, True)
 
 
 def test_an_object_that_holds_itself_still_does_afterwards() -> None:
@@ -123,6 +129,7 @@ def test_an_object_that_holds_itself_still_does_afterwards() -> None:
 
     assert program(nnx) == [True] * 7
     assert program(ab) == [True] * 7
+    assert program(mixed) == [True] * 7
 
 
 def test_an_object_that_holds_itself_can_be_printed_only_here() -> None:
@@ -147,6 +154,7 @@ def test_positions_are_integers_in_their_own_order() -> None:
     expected = ([(i,) for i in range(12)], [float(i) for i in range(12)])
     assert program(nnx) == expected
     assert program(ab) == expected
+    assert program(mixed) == expected
 
 
 Point = collections.namedtuple("Point", ["y", "x"])
@@ -164,6 +172,7 @@ def test_a_namedtuple_gets_its_own_fields_back() -> None:
     assert program(nnx) == ([("x",), ("y",)], 1.0, 2.0)
     # nothing is sorted here (S2): the order is that of the fields
     assert program(ab) == ([("y",), ("x",)], 1.0, 2.0)
+    assert program(mixed) == ([("y",), ("x",)], 1.0, 2.0)
 
 
 def test_a_dict_is_sorted_in_nnx_and_ordered_here() -> None:
@@ -176,3 +185,4 @@ def test_a_dict_is_sorted_in_nnx_and_ordered_here() -> None:
     assert program(nnx) == ([("a",), ("b",)], ["a", "b"])
     # R1: iterating over the dict must give the same order inside a transform as outside
     assert program(ab) == ([("b",), ("a",)], ["b", "a"])
+    assert program(mixed) == ([("b",), ("a",)], ["b", "a"])

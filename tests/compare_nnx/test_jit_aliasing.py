@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import anabranch as ab
-from tests.compare_nnx.worlds import Library, box, outcome, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, value
 
 
 def test_aliasing_of_arguments_is_part_of_the_key() -> None:
@@ -32,6 +32,7 @@ def test_aliasing_of_arguments_is_part_of_the_key() -> None:
 
     assert program(nnx) == ([1, 2, 2, 2], 4.0, 4.0)
     assert program(ab) == ([1, 2, 2, 2], 4.0, 4.0)
+    assert program(mixed) == ([1, 2, 2, 2], 4.0, 4.0)
 
 
 def test_an_input_that_is_returned_is_the_caller_s_object() -> None:
@@ -50,6 +51,7 @@ def test_an_input_that_is_returned_is_the_caller_s_object() -> None:
     assert program(nnx) == (True, True, True, 2.0)
     assert outcome(lambda: program(nnx, graph_updates=False)) is ValueError
     assert program(ab) == (True, True, True, 2.0)  # R3
+    assert program(mixed) == (True, True, True, 2.0)
 
 
 def test_a_state_that_is_returned_holds_variables_in_nnx_and_arrays_here() -> None:
@@ -66,6 +68,7 @@ def test_a_state_that_is_returned_holds_variables_in_nnx_and_arrays_here() -> No
 
     assert program(nnx) == (True, 1.0)
     assert program(ab) == (False, 1.0)  # a State is a snapshot, inside as outside
+    assert program(mixed) == (False, 1.0)
 
 
 def test_a_clone_that_is_returned_is_a_new_object() -> None:
@@ -84,6 +87,7 @@ def test_a_clone_that_is_returned_is_a_new_object() -> None:
 
     assert program(nnx) == (False, False, 1.0, 2.0)
     assert program(ab) == (False, False, 1.0, 2.0)
+    assert program(mixed) == (False, False, 1.0, 2.0)
 
 
 def test_one_object_as_two_arguments_is_one_object_inside() -> None:
@@ -105,6 +109,7 @@ def test_one_object_as_two_arguments_is_one_object_inside() -> None:
 
     assert program(nnx) == ([True, True], 20.0)
     assert program(ab) == ([True, True], 20.0)
+    assert program(mixed) == ([True, True], 20.0)
 
 
 def test_a_variable_and_its_owner_can_both_be_arguments() -> None:
@@ -125,6 +130,7 @@ def test_a_variable_and_its_owner_can_both_be_arguments() -> None:
     assert program(nnx) == ([True], 2.0)
     assert outcome(lambda: program(nnx, graph=False, graph_updates=False)) is ValueError
     assert program(ab) == ([True], 2.0)  # R4: there is no mode in which it is refused
+    assert program(mixed) == ([True], 2.0)
 
 
 def test_one_list_as_two_arguments_is_one_list_only_here() -> None:
@@ -144,6 +150,7 @@ def test_one_list_as_two_arguments_is_one_list_only_here() -> None:
 
     assert program(nnx) == ([False], [1.0, 2.0])  # two copies, and the swap is lost
     assert program(ab) == ([True], [2.0, 1.0])  # R3, R1
+    assert program(mixed) == ([True], [2.0, 1.0])
 
 
 def test_a_new_object_returned_twice_is_one_object() -> None:
@@ -161,6 +168,7 @@ def test_a_new_object_returned_twice_is_one_object() -> None:
 
     assert program(nnx) == (True, True, 2.0)
     assert program(ab) == (True, True, 2.0)
+    assert program(mixed) == (True, True, 2.0)
 
 
 def test_a_new_object_can_be_hung_on_two_arguments() -> None:
@@ -178,3 +186,4 @@ def test_a_new_object_can_be_hung_on_two_arguments() -> None:
 
     assert program(nnx) == (True, 3.0)
     assert program(ab) == (True, 3.0)
+    assert program(mixed) == (True, 3.0)

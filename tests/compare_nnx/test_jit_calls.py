@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import anabranch as ab
-from tests.compare_nnx.worlds import Library, box, outcome, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, value
 
 
 def test_jit_makes_methods() -> None:
@@ -36,6 +36,7 @@ def test_jit_makes_methods() -> None:
 
     assert program(nnx) == (True, 6.0, 1)
     assert program(ab) == (True, 6.0, 1)
+    assert program(mixed) == (True, 6.0, 1)
 
 
 def test_jit_can_compile_a_constructor() -> None:
@@ -56,6 +57,7 @@ def test_jit_can_compile_a_constructor() -> None:
 
     assert program(nnx) == ([2.0, 4.0], int, 1)
     assert program(ab) == ([2.0, 4.0], int, 1)
+    assert program(mixed) == ([2.0, 4.0], int, 1)
 
 
 def test_keyword_arguments_carry_objects() -> None:
@@ -72,6 +74,7 @@ def test_keyword_arguments_carry_objects() -> None:
 
     assert program(nnx) == 3.0
     assert program(ab) == 3.0
+    assert program(mixed) == 3.0
 
 
 def test_static_values_can_be_returned_only_here() -> None:
@@ -83,6 +86,7 @@ def test_static_values_can_be_returned_only_here() -> None:
 
     assert program(nnx) is TypeError
     assert program(ab) == (2.0, "text", jnp.tanh)  # R1, S1 a: as the plain call
+    assert program(mixed) == (2.0, "text", jnp.tanh)
 
 
 def test_python_numbers_in_variables_are_traced() -> None:
@@ -103,6 +107,7 @@ def test_python_numbers_in_variables_are_traced() -> None:
 
     assert program(nnx) == (4, 1)
     assert program(ab) == (4, 1)
+    assert program(mixed) == (4, 1)
 
 
 def test_a_jitted_function_may_call_itself() -> None:
@@ -121,6 +126,7 @@ def test_a_jitted_function_may_call_itself() -> None:
 
     assert program(nnx) == 4.0
     assert program(ab) == 4.0
+    assert program(mixed) == 4.0
 
 
 def test_writes_of_an_inner_call_are_seen_in_the_outer_one() -> None:
@@ -143,6 +149,7 @@ def test_writes_of_an_inner_call_are_seen_in_the_outer_one() -> None:
 
     assert program(nnx) == (1, 2)
     assert program(ab) == (1, 2)
+    assert program(mixed) == (1, 2)
 
 
 def test_an_exception_leaves_everything_as_it_was() -> None:
@@ -167,6 +174,7 @@ def test_an_exception_leaves_everything_as_it_was() -> None:
 
     assert program(nnx) == (KeyError, 1.0, False, 2.0)
     assert program(ab) == (KeyError, 1.0, False, 2.0)
+    assert program(mixed) == (KeyError, 1.0, False, 2.0)
 
 
 def test_plain_jax_jit_takes_modules_in_nnx_and_states_here() -> None:
@@ -211,6 +219,7 @@ def test_threads_may_call_one_function() -> None:
 
     assert program(nnx) == [5.0, 6.0, 7.0, 8.0]
     assert program(ab) == [5.0, 6.0, 7.0, 8.0]
+    assert program(mixed) == [5.0, 6.0, 7.0, 8.0]
 
 
 def _count_up(m: Any) -> None:

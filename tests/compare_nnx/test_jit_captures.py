@@ -14,7 +14,7 @@ from flax import nnx
 
 import anabranch as ab
 from anabranch.errors import CapturedWriteError, SpentTwinError
-from tests.compare_nnx.worlds import Library, box, outcome, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, value
 
 
 def test_a_captured_variable_can_be_read() -> None:
@@ -31,6 +31,7 @@ def test_a_captured_variable_can_be_read() -> None:
 
     assert program(nnx) == 6.0
     assert program(ab) == 6.0
+    assert program(mixed) == 6.0
 
 
 def _write_a_value(m: Any, x: Any) -> None:
@@ -53,6 +54,7 @@ def test_a_write_to_a_captured_module_never_gets_lost(write: Callable[[Any, Any]
     assert program(nnx) == (flax_errors.TraceContextError, 1.0, False)
     # R4 until closures are lifted (R5): it raises, and the object is as it was
     assert program(ab) == (CapturedWriteError, 1.0, False)
+    assert program(mixed) == (flax_errors.TraceContextError, 1.0, False)  # flax notices first
 
 
 def test_deleting_from_a_captured_module_is_noticed_only_here() -> None:
@@ -80,7 +82,9 @@ def test_a_captured_object_does_not_come_back_as_a_copy() -> None:
     assert program(nnx, box(nnx, w=nnx.Param(1.0))) is ValueError
     assert program(nnx, nnx.Param(1.0)) is ValueError
     assert program(ab, box(ab, w=ab.Param(1.0))) is CapturedWriteError  # R3
+    assert program(mixed, box(ab, w=ab.Param(1.0))) is CapturedWriteError
     assert program(ab, ab.Param(1.0)) is CapturedWriteError
+    assert program(mixed, ab.Param(1.0)) is CapturedWriteError
 
 
 def test_a_module_that_a_partial_holds_is_an_argument_only_here() -> None:
@@ -98,6 +102,7 @@ def test_a_module_that_a_partial_holds_is_an_argument_only_here() -> None:
 
     assert program(nnx) == (flax_errors.TraceContextError, 1.0)
     assert program(ab) == (True, 3.0)  # R5, R3
+    assert program(mixed) == (True, 3.0)
 
 
 class _NnxModel(nnx.Module):
@@ -123,12 +128,13 @@ def test_a_callable_module_or_bound_method_is_compiled_with_its_self_only_here(
     """Rule 34."""
 
     def program(lib: Library) -> tuple[Any, float]:
-        m = _NnxModel() if lib is nnx else _Model()
+        m = _Model() if lib is ab else _NnxModel()
         step = m.__call__ if as_method else m
         return outcome(lambda: value(lib.jit(step)(jnp.array(2.0)))), value(m.w)
 
     assert program(nnx) == (ValueError if as_method else flax_errors.TraceContextError, 1.0)
     assert program(ab) == (3.0, 3.0)  # R5: the self of a method is lifted
+    assert program(mixed) == (3.0, 3.0)
 
 
 @pytest.mark.parametrize("transform", ["vmap", "grad"])
@@ -150,6 +156,7 @@ def test_lanes_and_gradients_take_bound_methods_only_here(transform: str) -> Non
 
     assert program(nnx) == (ValueError, 0.0)
     assert program(ab) == ([9.0] if transform == "vmap" else 6.0, 1.0)  # R5
+    assert program(mixed) == ([9.0] if transform == "vmap" else 6.0, 1.0)
 
 
 def test_an_object_made_inside_and_leaked_cannot_be_written() -> None:
@@ -170,6 +177,7 @@ def test_an_object_made_inside_and_leaked_cannot_be_written() -> None:
     tracer_error = jax.errors.UnexpectedTracerError
     assert program(nnx) == (flax_errors.TraceContextError, tracer_error)
     assert program(ab) == (CapturedWriteError, tracer_error)
+    assert program(mixed) == (flax_errors.TraceContextError, tracer_error)
 
 
 def test_the_inside_of_an_argument_that_leaked_says_so_only_here() -> None:
@@ -189,6 +197,7 @@ def test_the_inside_of_an_argument_that_leaked_says_so_only_here() -> None:
 
     assert program(nnx) == (flax_errors.TraceContextError, jax.errors.UnexpectedTracerError)
     assert program(ab) == (SpentTwinError, SpentTwinError)  # no raw JAX error
+    assert program(mixed) == (SpentTwinError, SpentTwinError)
 
 
 def test_a_draw_from_captured_random_streams_never_gets_lost() -> None:
@@ -205,6 +214,7 @@ def test_a_draw_from_captured_random_streams_never_gets_lost() -> None:
 
     assert program(nnx) == (flax_errors.TraceContextError, 0)
     assert program(ab) == (CapturedWriteError, 0)  # R4 until closures are lifted
+    assert program(mixed) == (flax_errors.TraceContextError, 0)
 
 
 def test_an_update_of_a_captured_object_is_refused() -> None:
@@ -217,6 +227,7 @@ def test_an_update_of_a_captured_object_is_refused() -> None:
 
     assert program(nnx) == (flax_errors.TraceContextError, 1.0)
     assert program(ab) == (CapturedWriteError, 1.0)
+    assert program(mixed) == (CapturedWriteError, 1.0)
 
 
 def test_cached_partial_holds_a_copy_of_the_module_and_partial_the_module_itself() -> None:
@@ -242,6 +253,7 @@ def test_cached_partial_holds_a_copy_of_the_module_and_partial_the_module_itself
     assert program(nnx, nnx.cached_partial) == ([2.0, 3.0], True, False, 1)
     # R1: the plain call sees it; what makes calls cheap must not change a result
     assert program(ab, functools.partial) == ([2.0, 30.0], True, True, 2)
+    assert program(mixed, functools.partial) == ([2.0, 30.0], True, True, 2)
 
 
 def test_values_may_change_between_the_calls_of_a_bound_function() -> None:
@@ -268,6 +280,7 @@ def test_values_may_change_between_the_calls_of_a_bound_function() -> None:
 
     assert program(nnx) == ([4.0, 22.0, 11.0], 1)
     assert program(ab) == ([4.0, 22.0, 11.0], 1)
+    assert program(mixed) == ([4.0, 22.0, 11.0], 1)
 
 
 def test_one_variable_in_two_bound_modules_is_one_variable() -> None:
@@ -290,3 +303,4 @@ def test_one_variable_in_two_bound_modules_is_one_variable() -> None:
     assert program(nnx) == 3.0
     assert outcome(lambda: program(nnx, graph=False)) is ValueError
     assert program(ab) == 3.0
+    assert program(mixed) == 3.0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import anabranch as ab
-from tests.compare_nnx.worlds import Library, box, outcome, paths, raw, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, paths, raw, value
 
 
 def _sharding(*axes: str | None) -> jax.sharding.NamedSharding:
@@ -31,6 +31,7 @@ def test_a_static_argument_given_by_position_takes_no_sharding() -> None:
 
     assert program(nnx) == ([3.0] * 8, True)
     assert program(ab) == ([3.0] * 8, True)
+    assert program(mixed) == ([3.0] * 8, True)
 
 
 def test_in_shardings_move_variables_that_are_only_read_in_nnx() -> None:
@@ -50,6 +51,7 @@ def test_in_shardings_move_variables_that_are_only_read_in_nnx() -> None:
     assert program(nnx) == (True, True)
     assert program(nnx, graph_updates=False) == (False, True)
     assert program(ab) == (False, True)  # R7, R2: what is only read is not touched
+    assert program(mixed) == (False, True)
 
 
 def test_equal_sharding_filters_on_one_object_agree_and_others_do_not() -> None:
@@ -66,7 +68,9 @@ def test_equal_sharding_filters_on_one_object_agree_and_others_do_not() -> None:
     assert program(nnx, _sharding("d"), _sharding("d")) == (None, 2.0)
     assert program(nnx, _sharding("d"), _sharding()) == (ValueError, 1.0)
     assert program(ab, _sharding("d"), _sharding("d")) == (None, 2.0)
+    assert program(mixed, _sharding("d"), _sharding("d")) == (None, 2.0)
     assert program(ab, _sharding("d"), _sharding()) == (ab.errors.AliasError, 1.0)
+    assert program(mixed, _sharding("d"), _sharding()) == (ab.errors.AliasError, 1.0)
     assert issubclass(ab.errors.AliasError, ValueError)
 
 
@@ -88,6 +92,7 @@ def test_donation_leaves_valid_variables_behind() -> None:
     assert program(nnx) == (True, True, [3.0, 3.0], [0.0, 0.0])
     # S9, R7: only what is written is donated, for what is only read need not come back
     assert program(ab) == (True, False, [3.0, 3.0], [0.0, 0.0])
+    assert program(mixed) == (True, False, [3.0, 3.0], [0.0, 0.0])
 
 
 def test_donation_by_name_is_selective() -> None:
@@ -107,6 +112,7 @@ def test_donation_by_name_is_selective() -> None:
 
     assert program(nnx) == (False, True)
     assert program(ab) == (False, True)
+    assert program(mixed) == (False, True)
 
 
 def test_a_clone_and_its_original_can_both_be_donated_only_here() -> None:
@@ -124,6 +130,7 @@ def test_a_clone_and_its_original_can_both_be_donated_only_here() -> None:
         return value(m.w), value(twin.w)
 
     assert program(ab) == ([2.0, 2.0], [3.0, 3.0])  # S9: of two with one buffer, one is copied
+    assert program(mixed) == ([2.0, 2.0], [3.0, 3.0])
     # nnx asks for a clone with buffers of its own; without, XLA refuses one buffer given twice
     m = box(nnx, w=nnx.Param(jnp.ones(2)))
     assert raw(nnx.clone(m).w) is raw(m.w)
@@ -149,6 +156,7 @@ def test_a_compiled_stage_writes_back_at_each_call() -> None:
 
     assert program(nnx) == (1.0, [4.0, 6.0], 3.0, 1)
     assert program(ab) == (1.0, [4.0, 6.0], 3.0, 1)
+    assert program(mixed) == (1.0, [4.0, 6.0], 3.0, 1)
 
 
 def test_a_compiled_stage_refuses_another_structure() -> None:
@@ -164,6 +172,7 @@ def test_a_compiled_stage_refuses_another_structure() -> None:
 
     assert program(nnx) == (6.0, TypeError)
     assert program(ab) == (6.0, ab.errors.StructureError)
+    assert program(mixed) == (6.0, ab.errors.StructureError)
 
 
 def test_eval_shape_of_a_jitted_function_changes_nothing() -> None:
@@ -181,6 +190,7 @@ def test_eval_shape_of_a_jitted_function_changes_nothing() -> None:
 
     assert program(nnx) == ((2,), 1.0, False)
     assert program(ab) == ((2,), 1.0, False)
+    assert program(mixed) == ((2,), 1.0, False)
 
 
 def test_eval_shape_keeps_what_is_shared() -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import anabranch as ab
-from tests.compare_nnx.worlds import Library, box, outcome, raw, sequence, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, raw, sequence, value
 
 
 def test_two_objects_built_alike_share_a_trace() -> None:
@@ -28,6 +28,7 @@ def test_two_objects_built_alike_share_a_trace() -> None:
 
     assert program(nnx) == 1
     assert program(ab) == 1
+    assert program(mixed) == 1
 
 
 def test_a_static_change_traces_again_and_going_back_does_not() -> None:
@@ -50,6 +51,7 @@ def test_a_static_change_traces_again_and_going_back_does_not() -> None:
 
     assert program(nnx) == (2, [2.0, 3.0, 2.0])
     assert program(ab) == (2, [2.0, 3.0, 2.0])
+    assert program(mixed) == (2, [2.0, 3.0, 2.0])
 
 
 def test_statics_that_are_only_equal_share_a_trace_in_nnx() -> None:
@@ -72,6 +74,7 @@ def test_statics_that_are_only_equal_share_a_trace_in_nnx() -> None:
 
     assert program(nnx) == (1, ["int", "int", "int"])
     assert program(ab) == (3, ["int", "bool", "float"])  # R6, and R1: as the plain call
+    assert program(mixed) == (3, ["int", "bool", "float"])
 
 
 def test_metadata_are_part_of_the_key() -> None:
@@ -93,6 +96,7 @@ def test_metadata_are_part_of_the_key() -> None:
 
     assert program(nnx) == 2
     assert program(ab) == 2
+    assert program(mixed) == 2
 
 
 def test_metadata_set_inside_come_out_only_here() -> None:
@@ -109,6 +113,7 @@ def test_metadata_set_inside_come_out_only_here() -> None:
 
     assert program(nnx) == "old"  # lost silently
     assert program(ab) == "new"  # R1
+    assert program(mixed) == "new"
 
 
 def test_a_swap_of_different_children_traces_once_for_each_order() -> None:
@@ -150,6 +155,7 @@ def test_attributes_swapped_inside_are_swapped_outside() -> None:
     assert program(nnx) == (True, True, 2.0, 1.0)
     assert program(nnx, graph_updates=False) == (False, False, 1.0, 2.0)  # lost silently
     assert program(ab) == (True, True, 2.0, 1.0)  # R4: there are no modes
+    assert program(mixed) == (True, True, 2.0, 1.0)
 
 
 def test_modules_swapped_inside_are_swapped_outside_with_their_values() -> None:
@@ -169,6 +175,7 @@ def test_modules_swapped_inside_are_swapped_outside_with_their_values() -> None:
 
     assert program(nnx) == (True, True, 11.0, 2.0)
     assert program(ab) == (True, True, 11.0, 2.0)
+    assert program(mixed) == (True, True, 11.0, 2.0)
 
 
 def test_attributes_added_and_deleted_inside_are_so_outside() -> None:
@@ -189,6 +196,7 @@ def test_attributes_added_and_deleted_inside_are_so_outside() -> None:
     assert program(nnx) == (7.0, "x", False)
     assert program(nnx, graph_updates=False) == (None, None, True)  # lost silently
     assert program(ab) == (7.0, "x", False)
+    assert program(mixed) == (7.0, "x", False)
 
 
 def test_a_static_written_inside_is_written_outside_and_counts_in_the_next_key() -> None:
@@ -210,6 +218,7 @@ def test_a_static_written_inside_is_written_outside_and_counts_in_the_next_key()
     assert program(nnx) == ("new", 2)
     assert program(nnx, graph_updates=False) == ("old", 1)  # dropped
     assert program(ab) == ("new", 2)
+    assert program(mixed) == ("new", 2)
 
 
 def test_a_python_counter_compiles_once_for_each_value() -> None:
@@ -230,6 +239,7 @@ def test_a_python_counter_compiles_once_for_each_value() -> None:
 
     assert program(nnx) == (3, 3)
     assert program(ab) == (3, 3)
+    assert program(mixed) == (3, 3)
 
 
 def test_an_array_attribute_written_inside_is_written_outside() -> None:
@@ -251,6 +261,7 @@ def test_an_array_attribute_written_inside_is_written_outside() -> None:
     assert program(nnx) == (3.0, 1)
     assert program(nnx, graph_updates=False) == (1.0, 1)  # dropped
     assert program(ab) == (3.0, 1)
+    assert program(mixed) == (3.0, 1)
 
 
 def test_an_object_that_starts_to_refer_to_itself_inside() -> None:
@@ -273,6 +284,7 @@ def test_an_object_that_starts_to_refer_to_itself_inside() -> None:
 
     assert program(nnx) == ([1, 2, 2], True)
     assert program(ab) == ([1, 2, 2], True)
+    assert program(mixed) == ([1, 2, 2], True)
 
 
 def test_a_variable_replaced_inside_is_a_new_one_outside() -> None:
@@ -291,6 +303,7 @@ def test_a_variable_replaced_inside_is_a_new_one_outside() -> None:
     assert program(nnx) == (False, 11.0, 1.0)
     assert program(nnx, graph_updates=False) == (True, 1.0, 1.0)  # dropped
     assert program(ab) == (False, 11.0, 1.0)
+    assert program(mixed) == (False, 11.0, 1.0)
 
 
 def test_what_was_written_before_it_was_detached_stays_written_only_here() -> None:
@@ -309,6 +322,7 @@ def test_what_was_written_before_it_was_detached_stays_written_only_here() -> No
 
     assert program(nnx) == (False, 0.0, 1.0)
     assert program(ab) == (False, 0.0, 11.0)  # R1: a detached object is still the caller's
+    assert program(mixed) == (False, 0.0, 11.0)
 
 
 def test_nodes_are_found_in_dicts_and_tuples() -> None:
@@ -327,6 +341,7 @@ def test_nodes_are_found_in_dicts_and_tuples() -> None:
 
     assert program(nnx) == (2.0, True, None)
     assert program(ab) == (2.0, True, 1)  # R1: a dict is an object of the caller
+    assert program(mixed) == (2.0, True, 1)
 
 
 def test_a_list_that_grows_inside_has_grown_outside() -> None:
@@ -343,6 +358,7 @@ def test_a_list_that_grows_inside_has_grown_outside() -> None:
     assert program(nnx, [nnx.Param(jnp.array(1.0))]) == [1.0]  # dropped
     assert program(nnx, sequence(nnx, nnx.Param(jnp.array(1.0)))) == [1.0, 2.0]
     assert program(ab, [ab.Param(jnp.array(1.0))]) == [1.0, 2.0]  # R1
+    assert program(mixed, [ab.Param(jnp.array(1.0))]) == [1.0, 2.0]
 
 
 def test_what_is_only_read_keeps_its_array() -> None:
@@ -361,6 +377,7 @@ def test_what_is_only_read_keeps_its_array() -> None:
     assert program(nnx) == (False, False, 3.0)
     assert program(nnx, graph_updates=False) == (True, False, 3.0)
     assert program(ab) == (True, False, 3.0)  # R7: only what was written comes back
+    assert program(mixed) == (True, False, 3.0)
 
 
 def test_an_attribute_added_and_deleted_inside_is_not_there_outside() -> None:
@@ -378,3 +395,4 @@ def test_an_attribute_added_and_deleted_inside_is_not_there_outside() -> None:
 
     assert program(nnx) is AttributeError
     assert program(ab) is AttributeError
+    assert program(mixed) is AttributeError

@@ -11,7 +11,7 @@ from flax import nnx
 
 import anabranch as ab
 from anabranch.errors import AliasError, BroadcastWriteError, SharedStreamError
-from tests.compare_nnx.worlds import Library, box, outcome, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, value
 
 
 def test_each_device_writes_its_part() -> None:
@@ -29,6 +29,7 @@ def test_each_device_writes_its_part() -> None:
 
     assert program(nnx) == (True, [1.0, 2.0], [10.0, 20.0])
     assert program(ab) == (True, [1.0, 2.0], [10.0, 20.0])
+    assert program(mixed) == (True, [1.0, 2.0], [10.0, 20.0])
 
 
 def test_a_broadcast_write_that_differs_keeps_the_first_device_in_nnx_and_raises_here() -> None:
@@ -44,6 +45,7 @@ def test_a_broadcast_write_that_differs_keeps_the_first_device_in_nnx_and_raises
 
     assert program(nnx) == 6.0  # the write of the second device is lost silently
     assert program(ab) == 1.0  # R2
+    assert program(mixed) == 1.0
     with pytest.raises(BroadcastWriteError, match=r"args\[0\]"):  # R4, S1 g
         ab.pmap(lambda v, x: v.__setitem__(..., x), in_axes=(None, 0))(
             ab.Param(jnp.array(1.0)), jnp.array([5.0, 7.0])
@@ -63,6 +65,7 @@ def test_a_broadcast_variable_may_be_written_alike_on_all_devices() -> None:
 
     assert program(nnx) == 13.0
     assert program(ab) == 13.0
+    assert program(mixed) == 13.0
 
 
 def test_one_object_with_two_axes_is_refused() -> None:
@@ -74,6 +77,7 @@ def test_one_object_with_two_axes_is_refused() -> None:
 
     assert program(nnx) is ValueError
     assert program(ab) is AliasError
+    assert program(mixed) is AliasError
 
 
 def test_a_stream_that_is_broadcast_gives_one_key_in_nnx_and_an_error_here() -> None:
@@ -93,3 +97,4 @@ def test_a_stream_that_is_broadcast_gives_one_key_in_nnx_and_an_error_here() -> 
 
     assert program(nnx) == (True, 1)
     assert program(ab) == (SharedStreamError, 0)  # R4
+    assert program(mixed) == (SharedStreamError, 0)

@@ -10,24 +10,24 @@ import pytest
 from flax import nnx
 
 import anabranch as ab
-from tests.compare_nnx.worlds import Library, value
+from tests.compare_nnx.worlds import Library, mixed, value
 
 
 def _variable(lib: Library, number: float) -> Any:
-    if lib is nnx:
+    if lib is not ab:
         return nnx.Variable(jnp.array(number), ref=True)
     return ab.Variable(jax.new_ref(jnp.array(number)))
 
 
 def _add(lib: Library, v: Any, x: Any) -> None:
-    if lib is nnx:
+    if lib is not ab:
         v[...] += x
     else:
         v.value[...] += x  # the Ref is the value, and written as JAX writes it
 
 
 def _read(lib: Library, v: Any) -> float:
-    return value(v[...] if lib is nnx else v.value[...])
+    return value(v[...] if lib is not ab else v.value[...])
 
 
 def test_a_write_through_a_ref_reaches_the_caller() -> None:
@@ -48,6 +48,7 @@ def test_a_write_through_a_ref_reaches_the_caller() -> None:
 
     assert program(nnx) == (3.0, 1)
     assert program(ab) == (3.0, 1)
+    assert program(mixed) == (3.0, 1)
 
 
 def test_a_ref_as_two_arguments_is_passed_once() -> None:
@@ -65,6 +66,7 @@ def test_a_ref_as_two_arguments_is_passed_once() -> None:
 
     assert program(nnx) == 3.0
     assert program(ab) == 3.0
+    assert program(mixed) == 3.0
 
 
 def test_a_captured_ref_can_be_written() -> None:
@@ -79,6 +81,7 @@ def test_a_captured_ref_can_be_written() -> None:
 
     assert program(nnx) == 5.0
     assert program(ab) == 5.0
+    assert program(mixed) == 5.0
 
 
 def test_a_ref_under_plain_jax_jit() -> None:
@@ -91,6 +94,7 @@ def test_a_ref_under_plain_jax_jit() -> None:
 
     assert program(nnx) == 3.0
     assert program(ab) == 3.0
+    assert program(mixed) == 3.0
 
 
 def test_a_write_through_a_broadcast_ref_is_lost_in_nnx_and_refused_here() -> None:
@@ -112,3 +116,7 @@ def test_a_write_through_a_broadcast_ref_is_lost_in_nnx_and_refused_here() -> No
     with pytest.raises(Exception, match="unbatched array reference"):
         program(ab, ours)
     assert _read(ab, ours) == 1.0
+    theirs = _variable(mixed, 1.0)
+    with pytest.raises(Exception, match="unbatched array reference"):
+        program(mixed, theirs)
+    assert _read(mixed, theirs) == 1.0

@@ -11,7 +11,7 @@ from flax import nnx
 
 import anabranch as ab
 from anabranch.errors import SharedStreamError
-from tests.compare_nnx.worlds import Library, key_data, value
+from tests.compare_nnx.worlds import Library, key_data, mixed, value
 
 
 def test_both_give_out_the_same_keys() -> None:
@@ -27,6 +27,7 @@ def test_both_give_out_the_same_keys() -> None:
     ]
     assert program(nnx) == ([key_data(k) for k in expected], [3, 1])
     assert program(ab) == ([key_data(k) for k in expected], [3, 1])
+    assert program(mixed) == ([key_data(k) for k in expected], [3, 1])
 
 
 def test_a_draw_under_jit_advances_the_stream_outside() -> None:
@@ -47,6 +48,7 @@ def test_a_draw_under_jit_advances_the_stream_outside() -> None:
     expected = [key_data(jax.random.fold_in(jax.random.key(0), n)) for n in range(3)]
     assert program(nnx) == (expected, 3, 1)
     assert program(ab) == (expected, 3, 1)
+    assert program(mixed) == (expected, 3, 1)
 
 
 def _draw(rngs: Any, x: Any) -> Any:
@@ -77,6 +79,7 @@ def test_a_key_drawn_before_the_lanes_can_be_shared_in_both() -> None:
 
     assert program(nnx) == (True, 1)
     assert program(ab) == (True, 1)
+    assert program(mixed) == (True, 1)
 
 
 def test_a_stream_that_is_split_gives_each_lane_its_own_keys() -> None:
@@ -84,12 +87,13 @@ def test_a_stream_that_is_split_gives_each_lane_its_own_keys() -> None:
 
     def program(lib: Library) -> tuple[bool, list[int], int]:
         rngs = lib.Rngs(0)
-        lanes = rngs.split(2) if lib is nnx else ab.Rngs(jax.random.split(rngs(), 2))
+        lanes = rngs.split(2) if lib is not ab else ab.Rngs(jax.random.split(rngs(), 2))
         first, second = value(lib.vmap(_draw)(lanes, jnp.arange(2)))
         return first == second, value(lanes.default.count), value(rngs.default.count)
 
     assert program(nnx) == (False, [1, 1], 1)
     assert program(ab) == (False, [1, 1], 1)
+    assert program(mixed) == (False, [1, 1], 1)
 
 
 def test_after_split_lanes_the_stream_outside_has_its_key_and_one_draw_more() -> None:
@@ -112,7 +116,7 @@ def test_only_the_stream_that_lanes_draw_from_has_to_be_split() -> None:
     """Rule 52."""
 
     def program(lib: Library) -> tuple[bool, Any, Any]:
-        if lib is nnx:
+        if lib is not ab:
             rngs = nnx.Rngs(params=0, dropout=1).split({"dropout": 2})
         else:
             rngs = ab.Rngs(params=0, dropout=jax.random.split(jax.random.key(1), 2))
@@ -126,6 +130,7 @@ def test_only_the_stream_that_lanes_draw_from_has_to_be_split() -> None:
 
     assert program(nnx) == (False, 0, [1, 1])
     assert program(ab) == (False, 0, [1, 1])
+    assert program(mixed) == (False, 0, [1, 1])
 
 
 def test_a_clone_of_a_stream_draws_on_its_own() -> None:
@@ -140,6 +145,7 @@ def test_a_clone_of_a_stream_draws_on_its_own() -> None:
 
     assert program(nnx) == (True, 1, 2)
     assert program(ab) == (True, 1, 2)
+    assert program(mixed) == (True, 1, 2)
 
 
 def test_a_forked_stream_leaves_the_original_advanced_by_one() -> None:
@@ -147,7 +153,7 @@ def test_a_forked_stream_leaves_the_original_advanced_by_one() -> None:
 
     def program(lib: Library) -> tuple[int, int, bool]:
         rngs = lib.Rngs(0)
-        forked = rngs.fork() if lib is nnx else ab.Rngs(rngs())
+        forked = rngs.fork() if lib is not ab else ab.Rngs(rngs())
         forked(), forked()
         return (
             value(rngs.default.count),
@@ -157,3 +163,4 @@ def test_a_forked_stream_leaves_the_original_advanced_by_one() -> None:
 
     assert program(nnx) == (1, 2, False)
     assert program(ab) == (1, 2, False)
+    assert program(mixed) == (1, 2, False)

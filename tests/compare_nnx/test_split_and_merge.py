@@ -11,7 +11,7 @@ from flax import nnx
 
 import anabranch as ab
 from anabranch.errors import FilterError, UpdateError
-from tests.compare_nnx.worlds import Library, box, outcome, paths, sequence, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, paths, sequence, value
 
 
 def test_a_variable_can_be_split_by_itself() -> None:
@@ -39,6 +39,7 @@ def test_the_filter_that_matches_a_root_variable_gets_it() -> None:
 
     assert program(nnx) == [0, 1, 0]
     assert program(ab) == [0, 1, 0]
+    assert program(mixed) == [0, 1, 0]
 
 
 def test_a_number_at_the_root_comes_back() -> None:
@@ -51,6 +52,7 @@ def test_a_number_at_the_root_comes_back() -> None:
     assert program(nnx) == (1, 42)
     # R6, S2: arrays are leaves, and a number that is no argument of a call is static
     assert program(ab) == (0, 42)
+    assert program(mixed) == (0, 42)
 
 
 def test_what_holds_no_array_has_no_leaves() -> None:
@@ -62,6 +64,7 @@ def test_what_holds_no_array_has_no_leaves() -> None:
 
     assert program(nnx) == [0, 0, 0]
     assert program(ab) == [0, 0, 0]
+    assert program(mixed) == [0, 0, 0]
 
 
 def test_an_attribute_that_was_none_can_hold_a_module_later() -> None:
@@ -75,6 +78,7 @@ def test_an_attribute_that_was_none_can_hold_a_module_later() -> None:
 
     assert program(nnx, nnx.data(None)) == ([], [("child", "w")])
     assert program(ab, None) == ([], [("child", "w")])  # R4: nothing to declare, no modes
+    assert program(mixed, nnx.data(None)) == ([], [("child", "w")])
 
 
 def test_a_number_on_an_object_is_static_and_nnx_can_declare_it_data() -> None:
@@ -95,6 +99,7 @@ def test_a_plain_integer_is_part_of_the_graphdef() -> None:
 
     assert program(nnx) == (True, False)
     assert program(ab) == (True, False)
+    assert program(mixed) == (True, False)
 
 
 def test_true_and_one_are_the_same_static_value_in_nnx_only() -> None:
@@ -105,6 +110,7 @@ def test_true_and_one_are_the_same_static_value_in_nnx_only() -> None:
 
     assert program(nnx)
     assert not program(ab)  # R6: compared by type and value, or a trace of one runs for the other
+    assert not program(mixed)
 
 
 def test_a_nested_dict_of_arrays_can_be_merged() -> None:
@@ -119,6 +125,7 @@ def test_a_nested_dict_of_arrays_can_be_merged() -> None:
 
     assert program(nnx) == (nnx.Param, "hello", True, [7.0, 8.0])
     assert program(ab) == (ab.Param, "hello", True, [7.0, 8.0])
+    assert program(mixed) == (nnx.Param, "hello", True, [7.0, 8.0])
 
 
 def test_graphdefs_compare_by_structure() -> None:
@@ -138,6 +145,7 @@ def test_graphdefs_compare_by_structure() -> None:
 
     assert program(nnx) == [True] * 4
     assert program(ab) == [True] * 4
+    assert program(mixed) == [True] * 4
 
 
 def test_sharing_is_part_of_the_graphdef() -> None:
@@ -149,6 +157,7 @@ def test_sharing_is_part_of_the_graphdef() -> None:
 
     assert not program(nnx)
     assert not program(ab)
+    assert not program(mixed)
 
 
 def test_nodes_are_visited_once_children_last_here_and_first_in_nnx() -> None:
@@ -164,6 +173,7 @@ def test_nodes_are_visited_once_children_last_here_and_first_in_nnx() -> None:
     assert program(nnx) == [("b",), ("c", 1), ("c",), ()]
     # the same nodes; a node comes before its children, so that a caller can stop early
     assert program(ab) == [(), ("b",), ("c",), ("c", 1)]
+    assert program(mixed) == [(), ("b",), ("c",), ("c", 1)]
 
 
 def test_recursive_map_can_replace_a_variable_by_one_of_another_kind_only_here() -> None:
@@ -182,6 +192,7 @@ def test_recursive_map_can_replace_a_variable_by_one_of_another_kind_only_here()
     assert program(nnx) == (False, 2.0, 2.0)
     # R4: the kind takes effect, and the original is not touched
     assert program(ab) == (True, 2.0, 1.0)
+    assert program(mixed) == (True, 2.0, 1.0)
 
 
 def test_split_needs_a_filter_for_every_leaf_and_state_does_not() -> None:
@@ -193,6 +204,7 @@ def test_split_needs_a_filter_for_every_leaf_and_state_does_not() -> None:
 
     assert program(nnx) == (ValueError, [("w",)])
     assert program(ab) == (FilterError, [("w",)])
+    assert program(mixed) == (FilterError, [("w",)])
     assert issubclass(FilterError, ValueError)
 
 
@@ -207,6 +219,7 @@ def test_the_ellipsis_comes_last() -> None:
 
     assert program(nnx) == (ValueError, [1, 1, 0])
     assert program(ab) == (FilterError, [1, 1, 0])
+    assert program(mixed) == (FilterError, [1, 1, 0])
 
 
 def test_filters_select_alike() -> None:
@@ -235,6 +248,7 @@ def test_filters_select_alike() -> None:
     expected = [[s, w], [w], [s], [s, b], [b], [w], [w, b], [s, w, b], []]
     assert program(nnx) == expected
     assert program(ab) == expected
+    assert program(mixed) == expected
 
 
 def test_an_object_of_a_foreign_class_is_static_in_nnx_and_refused_here() -> None:
@@ -250,6 +264,7 @@ def test_an_object_of_a_foreign_class_is_static_in_nnx_and_refused_here() -> Non
 
     assert program(nnx) == []  # its Param is not seen
     assert program(ab) is ab.errors.NodeTypeError  # R4, S2: never a silent zero
+    assert program(mixed) is ab.errors.NodeTypeError
 
 
 def test_merge_refuses_a_state_with_a_leaf_too_few() -> None:
@@ -261,6 +276,7 @@ def test_merge_refuses_a_state_with_a_leaf_too_few() -> None:
 
     assert program(nnx) is ValueError
     assert program(ab) is UpdateError
+    assert program(mixed) is UpdateError
     with pytest.raises(UpdateError, match=r"b.* is missing"):
         ab.merge(ab.graphdef(box(ab, b=ab.Param(1.0))), {})
 
@@ -287,6 +303,7 @@ def test_in_a_split_context_a_second_split_only_refers_to_the_first() -> None:
 
     assert program(nnx) == ([1, 0, 0], True, True)
     assert program(ab) == ([1, 0, 0], True, True)
+    assert program(mixed) == ([1, 0, 0], True, True)
 
 
 def test_a_second_split_of_nnx_is_a_bare_reference() -> None:

@@ -11,7 +11,7 @@ from flax import nnx
 
 import anabranch as ab
 from anabranch.errors import FilterError, UpdateError
-from tests.compare_nnx.worlds import Library, box, outcome, paths, raw, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, paths, raw, value
 
 
 def test_pop_gives_a_state_for_each_filter_and_the_first_that_matches_wins() -> None:
@@ -30,6 +30,7 @@ def test_pop_gives_a_state_for_each_filter_and_the_first_that_matches_wins() -> 
 
     assert program(nnx) == ([("mean",)], [("seen",)], ["w"])
     assert program(ab) == ([("mean",)], [("seen",)], ["w"])
+    assert program(mixed) == ([("mean",)], [("seen",)], ["w"])
 
 
 def test_pop_reaches_into_plain_dicts() -> None:
@@ -41,6 +42,7 @@ def test_pop_reaches_into_plain_dicts() -> None:
 
     assert program(nnx) == ([("seen",)], ["w"])
     assert program(ab) == ([("seen",)], ["w"])
+    assert program(mixed) == ([("seen",)], ["w"])
 
 
 def test_pop_finds_plain_arrays_by_a_predicate() -> None:
@@ -53,6 +55,7 @@ def test_pop_finds_plain_arrays_by_a_predicate() -> None:
 
     assert program(nnx) == ([("x",)], False, True)
     assert program(ab) == ([("x",)], False, True)
+    assert program(mixed) == ([("x",)], False, True)
 
 
 def test_pop_takes_a_shared_variable_from_every_path_only_here() -> None:
@@ -66,6 +69,7 @@ def test_pop_takes_a_shared_variable_from_every_path_only_here() -> None:
 
     assert program(nnx) == ([("a",)], ["b"])
     assert program(ab) == ([("a",)], [])  # R3: one object; what was removed is removed
+    assert program(mixed) == ([("a",)], [])
 
 
 def test_pop_asks_for_a_filter() -> None:
@@ -85,6 +89,7 @@ def test_update_writes_arrays_into_the_variables_that_are_there() -> None:
 
     assert program(nnx) == (True, 7.0, 2.0, "kept")
     assert program(ab) == (True, 7.0, 2.0, "kept")
+    assert program(mixed) == (True, 7.0, 2.0, "kept")
 
 
 def test_update_takes_the_state_of_another_object_of_the_same_structure() -> None:
@@ -99,6 +104,7 @@ def test_update_takes_the_state_of_another_object_of_the_same_structure() -> Non
 
     assert program(nnx) == (True, 8.0, 9.0)
     assert program(ab) == (True, 8.0, 9.0)
+    assert program(mixed) == (True, 8.0, 9.0)
 
 
 def test_update_copies_metadata_in_nnx_and_only_arrays_here() -> None:
@@ -114,6 +120,7 @@ def test_update_copies_metadata_in_nnx_and_only_arrays_here() -> None:
     # R6: metadata are static, part of the graphdef; a State is the arrays, so writing one never
     # makes a compiled function trace again
     assert program(ab) == (8.0, "old")
+    assert program(mixed) == (8.0, "old")
 
 
 def test_update_with_an_unknown_path_adds_an_attribute_in_nnx_and_raises_here() -> None:
@@ -127,6 +134,7 @@ def test_update_with_an_unknown_path_adds_an_attribute_in_nnx_and_raises_here() 
     assert program(nnx) == (None, True, 2.0)
     # R4: nothing silent, and R2: a state that does not fit writes nothing at all
     assert program(ab) == (UpdateError, False, 1.0)
+    assert program(mixed) == (UpdateError, False, 1.0)
 
 
 def test_update_accepts_another_shape_in_nnx_and_only_on_request_here() -> None:
@@ -139,7 +147,9 @@ def test_update_accepts_another_shape_in_nnx_and_only_on_request_here() -> None:
 
     assert program(nnx) == (None, [3])
     assert program(ab) == (UpdateError, [2])  # R4
+    assert program(mixed) == (UpdateError, [2])
     assert program(ab, relax=["shapes"]) == (None, [3])
+    assert program(mixed, relax=["shapes"]) == (None, [3])
 
 
 def test_update_accepts_another_kind_in_nnx_and_only_on_request_here() -> None:
@@ -153,7 +163,9 @@ def test_update_accepts_another_kind_in_nnx_and_only_on_request_here() -> None:
 
     assert program(nnx) == (None, 5.0, True)
     assert program(ab) == (UpdateError, 1.0, True)  # R4
+    assert program(mixed) == (UpdateError, 1.0, True)
     assert program(ab, relax=["kinds"]) == (None, 5.0, True)
+    assert program(mixed, relax=["kinds"]) == (None, 5.0, True)
 
 
 def test_update_changes_plain_dicts_in_place() -> None:
@@ -167,6 +179,7 @@ def test_update_changes_plain_dicts_in_place() -> None:
 
     assert program(nnx) == (True, 2.0)
     assert program(ab) == (True, 2.0)
+    assert program(mixed) == (True, 2.0)
 
 
 def test_update_of_a_root_variable_takes_the_states_of_its_split() -> None:
@@ -180,6 +193,7 @@ def test_update_of_a_root_variable_takes_the_states_of_its_split() -> None:
 
     assert program(nnx) == 4.0
     assert program(ab) == 4.0
+    assert program(mixed) == 4.0
 
 
 def test_update_through_any_alias_reaches_the_one_object() -> None:
@@ -193,6 +207,7 @@ def test_update_through_any_alias_reaches_the_one_object() -> None:
 
     assert program(nnx) == (3.0, True)
     assert program(ab) == (3.0, True)
+    assert program(mixed) == (3.0, True)
 
 
 def test_a_deep_copy_of_a_variable_is_a_variable_only_here() -> None:

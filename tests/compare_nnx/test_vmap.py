@@ -11,7 +11,7 @@ from flax import nnx
 
 import anabranch as ab
 from anabranch.errors import AliasError, BroadcastWriteError
-from tests.compare_nnx.worlds import Library, box, outcome, raw, value
+from tests.compare_nnx.worlds import Library, box, mixed, outcome, raw, value
 
 
 def test_one_object_with_two_axes_is_refused() -> None:
@@ -27,6 +27,8 @@ def test_one_object_with_two_axes_is_refused() -> None:
     # R4: both paths are named, with the arguments that they belong to
     with pytest.raises(AliasError, match=r"args\[0\]\.w and args\[1\]\.w .* given 0 .*second 1"):
         program(ab)
+    with pytest.raises(AliasError, match=r"args\[0\]\.w and args\[1\]\.w .* given 0 .*second 1"):
+        program(mixed)
 
 
 def test_a_shared_child_with_two_axes_is_refused() -> None:
@@ -41,6 +43,8 @@ def test_a_shared_child_with_two_axes_is_refused() -> None:
         program(nnx)
     with pytest.raises(AliasError, match=r"args\[0\]\.s\.w and args\[1\]\.s\.w"):
         program(ab)
+    with pytest.raises(AliasError, match=r"args\[0\]\.s\.w and args\[1\]\.s\.w"):
+        program(mixed)
 
 
 def test_an_input_cannot_be_returned_along_another_axis() -> None:
@@ -64,6 +68,7 @@ def test_an_input_that_is_returned_needs_no_axis_here() -> None:
 
     assert outcome(lambda: program(nnx)) is ValueError  # out_axes is 0 unless it is given
     assert program(ab)  # S6: it comes back along the axis that it was given
+    assert program(mixed)
 
 
 def test_a_broadcast_module_can_be_returned_only_here() -> None:
@@ -75,6 +80,7 @@ def test_a_broadcast_module_can_be_returned_only_here() -> None:
 
     assert outcome(lambda: program(nnx)) is ValueError
     assert program(ab)  # R3: an input that is returned is the caller's object
+    assert program(mixed)
 
 
 def test_prefixes_that_are_written_differently_but_agree_are_accepted() -> None:
@@ -94,6 +100,7 @@ def test_prefixes_that_are_written_differently_but_agree_are_accepted() -> None:
 
     assert program(nnx) == ([True], [[2.0], [2.0]])
     assert program(ab) == ([True], [[2.0], [2.0]])
+    assert program(mixed) == ([True], [[2.0], [2.0]])
 
 
 def test_a_broadcast_variable_may_be_written_alike_in_all_lanes() -> None:
@@ -109,6 +116,7 @@ def test_a_broadcast_variable_may_be_written_alike_in_all_lanes() -> None:
 
     assert program(nnx) == 2.0
     assert program(ab) == 2.0
+    assert program(mixed) == 2.0
 
 
 def test_a_broadcast_variable_that_lanes_leave_different_is_refused_by_name() -> None:
@@ -128,6 +136,8 @@ def test_a_broadcast_variable_that_lanes_leave_different_is_refused_by_name() ->
         program(nnx)
     with pytest.raises(BroadcastWriteError, match=r"args\[0\]\.w\n"):  # as the caller knows it
         program(ab)
+    with pytest.raises(BroadcastWriteError, match=r"args\[0\]\.w\n"):
+        program(mixed)
     assert issubclass(BroadcastWriteError, ValueError)
 
 
@@ -144,6 +154,7 @@ def test_a_write_keeps_the_layout() -> None:
 
     assert program(nnx) == ((2, 3), [[0.0, 2.0], [4.0, 6.0], [8.0, 10.0]])
     assert program(ab) == ((2, 3), [[0.0, 2.0], [4.0, 6.0], [8.0, 10.0]])
+    assert program(mixed) == ((2, 3), [[0.0, 2.0], [4.0, 6.0], [8.0, 10.0]])
 
 
 def test_kinds_choose_their_axes() -> None:
@@ -160,6 +171,7 @@ def test_kinds_choose_their_axes() -> None:
 
     assert program(nnx) == ([0.0, 2.0, 4.0], 1)
     assert program(ab) == ([0.0, 2.0, 4.0], 1)
+    assert program(mixed) == ([0.0, 2.0, 4.0], 1)
 
 
 def test_an_ensemble_is_made_by_mapping_over_random_streams() -> None:
@@ -167,13 +179,14 @@ def test_an_ensemble_is_made_by_mapping_over_random_streams() -> None:
 
     def program(lib: Library) -> tuple[Any, int, int]:
         rngs = lib.Rngs(0)
-        keys = rngs.split(3) if lib is nnx else ab.Rngs(jax.random.split(rngs(), 3))
+        keys = rngs.split(3) if lib is not ab else ab.Rngs(jax.random.split(rngs(), 3))
         make = lib.vmap(lambda r: box(lib, w=lib.Param(jax.random.normal(r(), (2,)))))
         w = make(keys).w
         return raw(w).shape, len({tuple(row) for row in value(w)}), value(rngs.default.count)
 
     assert program(nnx) == ((3, 2), 3, 1)
     assert program(ab) == ((3, 2), 3, 1)
+    assert program(mixed) == ((3, 2), 3, 1)
 
 
 def test_attributes_added_in_the_lanes_are_stacked() -> None:
@@ -190,6 +203,7 @@ def test_attributes_added_in_the_lanes_are_stacked() -> None:
 
     assert program(nnx) == ([0.0, 2.0, 4.0], "x")
     assert program(ab) == ([0.0, 2.0, 4.0], "x")
+    assert program(mixed) == ([0.0, 2.0, 4.0], "x")
 
 
 def test_attributes_swapped_in_the_lanes_are_swapped_outside() -> None:
@@ -206,6 +220,7 @@ def test_attributes_swapped_in_the_lanes_are_swapped_outside() -> None:
 
     assert program(nnx) == (True, True)
     assert program(ab) == (True, True)
+    assert program(mixed) == (True, True)
 
 
 def test_containers_of_axes_match_containers_of_objects() -> None:
@@ -221,6 +236,7 @@ def test_containers_of_axes_match_containers_of_objects() -> None:
 
     assert program(nnx) == ([0.0, 2.0, 4.0], 2.0)
     assert program(ab) == ([0.0, 2.0, 4.0], 2.0)
+    assert program(mixed) == ([0.0, 2.0, 4.0], 2.0)
 
 
 def test_new_objects_get_the_axes_that_filters_give_them() -> None:
@@ -236,6 +252,7 @@ def test_new_objects_get_the_axes_that_filters_give_them() -> None:
 
     assert program(nnx) == ([[0.0, 1.0, 2.0]] * 2, 1.0)
     assert program(ab) == ([[0.0, 1.0, 2.0]] * 2, 1.0)
+    assert program(mixed) == ([[0.0, 1.0, 2.0]] * 2, 1.0)
 
 
 def test_nested_lanes_may_write_what_only_the_outer_one_maps() -> None:
@@ -255,6 +272,7 @@ def test_nested_lanes_may_write_what_only_the_outer_one_maps() -> None:
 
     assert program(nnx) == [11.0, 21.0]
     assert program(ab) == [11.0, 21.0]
+    assert program(mixed) == [11.0, 21.0]
 
 
 def test_keyword_arguments_that_can_only_be_named_are_mapped_only_here() -> None:
@@ -270,3 +288,4 @@ def test_keyword_arguments_that_can_only_be_named_are_mapped_only_here() -> None
 
     assert outcome(lambda: program(nnx)) is TypeError
     assert program(ab) == [1.0, 2.0, 3.0]  # as in jax.vmap: along axis 0
+    assert program(mixed) == [1.0, 2.0, 3.0]

@@ -1,6 +1,7 @@
 """One program, two libraries: the few names that differ between flax nnx and anabranch.
 
 Most names are the same, so a program takes the library itself: `def program(lib): lib.jit(...)`.
+With `mixed` it runs on the objects of flax, under the transforms of anabranch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,24 @@ from flax import nnx
 import anabranch as ab
 
 Library = Any
-"""Either the module `flax.nnx` or the module `anabranch`."""
+"""The module `flax.nnx`, the module `anabranch`, or `mixed`."""
+
+
+class _Mixed:
+    """The objects of flax nnx with the functions and the transforms of anabranch."""
+
+    def __getattr__(self, name: str) -> Any:
+        theirs = getattr(nnx, name, None)
+        return theirs if name in _OBJECTS else getattr(ab, name)
+
+
+_OBJECTS = frozenset(
+    """
+    BatchStat Cache Dict Intermediate List Module Param Perturbation RngCount RngKey RngStream Rngs
+    Variable
+    """.split()
+)
+mixed = _Mixed()
 
 
 class NnxBox(nnx.Module):
@@ -36,12 +54,12 @@ class Box(ab.Module):
 
 def box(lib: Library, **attributes: Any) -> Any:
     """Return a module with these attributes."""
-    return (NnxBox if lib is nnx else Box)(**attributes)
+    return (Box if lib is ab else NnxBox)(**attributes)
 
 
 def sequence(lib: Library, *items: Any) -> Any:
     """Return a list with identity; a plain list has none in nnx."""
-    return nnx.List(items) if lib is nnx else list(items)
+    return list(items) if lib is ab else nnx.List(items)
 
 
 def paths(lib: Library, state: Any) -> list[tuple[Any, ...]]:
