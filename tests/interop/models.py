@@ -40,7 +40,7 @@ def regression(shape: tuple[int, ...], out: int) -> Callable[[np.random.Generato
     return batches
 
 
-# -- an MLP with BatchNorm and Dropout ------------------------------------------------------------
+# -- an MLP with BatchNorm and Dropout --------------------------------------------------------
 
 
 class MLP(nnx.Module):
@@ -71,7 +71,7 @@ def mlp_step(lib: Any) -> Any:
     return step
 
 
-# -- a small ConvNet -----------------------------------------------------------------------------
+# -- a small ConvNet --------------------------------------------------------------------------
 
 
 class ConvNet(nnx.Module):
@@ -114,7 +114,7 @@ def images(rng: np.random.Generator) -> Any:
     return x, (x.sum((1, 2, 3)) > 0).astype(np.int32)
 
 
-# -- a language model with tied embeddings ---------------------------------------------------------
+# -- a language model with tied embeddings ----------------------------------------------------
 
 
 class Block(nnx.Module):
@@ -166,7 +166,7 @@ def sentences(rng: np.random.Generator) -> Any:
     return ((start + np.arange(7)) % 11).astype(np.int32)
 
 
-# -- an LSTM, scanned over time --------------------------------------------------------------------
+# -- an LSTM, scanned over time ---------------------------------------------------------------
 
 
 class Recurrent(nnx.Module):
@@ -204,7 +204,7 @@ def series(rng: np.random.Generator) -> Any:
     return x, x.sum((1, 2))
 
 
-# -- LoRA: only the adapters of a model are trained -------------------------------------------------
+# -- LoRA: only the adapters of a model are trained -------------------------------------------
 
 
 class Adapted(nnx.Module):
@@ -235,7 +235,7 @@ def lora_step(lib: Any) -> Any:
     return step
 
 
-# -- a GAN: two models, two optimizers --------------------------------------------------------------
+# -- a GAN: two models, two optimizers --------------------------------------------------------
 
 
 class Net(nnx.Module):
@@ -286,7 +286,7 @@ def gan_step(lib: Any) -> Any:
     return step
 
 
-# -- an actor and a critic with a target network that is updated in place ----------------------------
+# -- an actor and a critic with a target network that is updated in place ---------------------
 
 
 class Agent(nnx.Module):
@@ -315,8 +315,10 @@ def agent_step(lib: Any) -> Any:
         chosen = lib.DiffState(0, learned)
         loss, grads = lib.value_and_grad(loss_fn, argnums=chosen)(agent, states, rewards[:, 0])
         optimizer.update(agent, grads)
-        for target, source in ((agent.target.first, agent.critic.first),
-                               (agent.target.last, agent.critic.last)):
+        for target, source in (
+            (agent.target.first, agent.critic.first),
+            (agent.target.last, agent.critic.last),
+        ):
             target.kernel[...] = 0.9 * target.kernel[...] + 0.1 * source.kernel[...]
             target.bias[...] = 0.9 * target.bias[...] + 0.1 * source.bias[...]
         agent.updates[...] += 1
