@@ -78,6 +78,9 @@ RULES: dict[type, Rule] = {
 }
 """Per type, found once."""
 
+LOOK: dict[type, Callable[[Any], Rule]] = {}
+"""Types whose instances differ: functions, which may reach objects."""
+
 _REGISTERED: dict[type, Rule] = {}
 _RESOLVERS: list[Callable[[type], Rule | None]] = []
 
@@ -94,10 +97,13 @@ _STATIC_LIBRARIES = frozenset({"jax", "jaxlib", "numpy", "functools", "logging",
 
 
 def rule_of(obj: Any) -> Rule:
-    """Return what an object is, by its type."""
+    """Return what an object is: by its type, but for functions."""
     cls: type = type(obj)
     rule = RULES.get(cls)
     if rule is None:
+        look = LOOK.get(cls)
+        if look is not None:
+            return look(obj)
         if _jax.is_tracer(obj):  # one class for arrays and Refs: not kept
             return REF if _jax.is_ref_tracer(obj) else LEAF
         rule = RULES[cls] = _classify(cls, obj)
@@ -337,6 +343,11 @@ def node(cls: Any = None, /, *, static: bool = False) -> Any:
 def declare(cls: type, rule: Rule) -> None:
     """Declare what instances of one of our own classes are."""
     _REGISTERED[cls] = RULES[cls] = rule
+
+
+def declare_look(cls: type, look: Callable[[Any], Rule]) -> None:
+    """Declare that the instances of a class are not all the same, and how to tell."""
+    LOOK[cls] = look
 
 
 def add_resolver(resolve: Callable[[type], Rule | None]) -> None:

@@ -23,6 +23,7 @@ from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._build import Built, build
 from anabranch.graph._classify import NUMBER, OPAQUE, STATIC, UNKNOWN
 from anabranch.graph._flatten import Flat, is_same, namer
+from anabranch.graph._function import FUNCTION, lasting
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._static import EXACT_BY_TYPE
 from anabranch.graph._walk import Contents, Walk
@@ -116,8 +117,13 @@ def diff(
             raise type(error)(f"{name(index)}{error}") from None
     root = walk.edge(result, "the return value", numbers=lanes)
     check_made_here(walk.objects)
-    new: tuple[Any, ...] = tuple(walk.entries)
+    made: list[Any] = walk.entries
+    new = tuple([_lasting(entry) if entry.kind is FUNCTION else entry for entry in made])
     return Diff(Delta(tuple(entries), new, root, len(walk.leaves)), walk.leaves, walk.objects)
+
+
+def _lasting(entry: Entry) -> Entry:
+    return entry._replace(extra=lasting(entry.extra))
 
 
 def _statics(built: Built) -> dict[int, tuple[int, int]]:

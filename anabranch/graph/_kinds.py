@@ -188,6 +188,9 @@ class _ListKind(Kind):
     def create(self, cls: Any, extra: Any) -> Any:
         return []
 
+    def empty(self, obj: Any) -> None:
+        obj.clear()
+
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         obj[:] = values
 
@@ -224,6 +227,9 @@ class _DictKind(Kind):
 
     def create(self, cls: Any, extra: Any) -> Any:
         return cls()
+
+    def empty(self, obj: Any) -> None:
+        obj.clear()
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         if type(obj) is defaultdict:
@@ -265,6 +271,9 @@ class _SetKind(Kind):
     def create(self, cls: Any, extra: Any) -> Any:
         return set()
 
+    def empty(self, obj: Any) -> None:
+        obj.clear()
+
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         new = _static.decode(extra)
         obj.intersection_update(new)  # elements that stay are the same objects
@@ -289,16 +298,16 @@ class _TupleKind(Kind):
 
 
 class _MethodKind(Kind):
-    """A bound method: the function is static, the object that it is bound to is a child."""
+    """A bound method: a function, and the object that it is bound to."""
 
     __slots__ = ()
     identity = False
 
     def open(self, obj: Any) -> Opened:
-        return _static.encode(obj.__func__), ("__self__",), (obj.__self__,)
+        return None, ("__func__", "__self__"), (obj.__func__, obj.__self__)
 
     def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
-        return cls(_static.decode(extra), values[0])
+        return cls(*values)
 
     def show_key(self, key: Any) -> str:
         return f".{key}"

@@ -78,10 +78,9 @@ def spend(twins: Iterable[Any]) -> None:
         kind = _classify.rule_of(twin)
         if not isinstance(kind, Kind) or not kind.identity:
             continue
-        if not kind.is_object:
-            twin.clear()  # a container
-            continue
         kind.empty(twin)
+        if not kind.is_object:
+            continue
         spent = _SPENT_CLASSES.get(kind)
         if spent is None:
             spent = _spent_class(_module.slot_names(type(twin)), _has_dict(twin))

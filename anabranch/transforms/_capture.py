@@ -97,11 +97,8 @@ def _captured(function: Any, kinds: tuple[type, ...], init: State | None) -> Any
             inside = run_inside(flat.graphdef, flat.leaves, ONE_GROUP)
         return finish(flat, inside.report, inside.groups)
 
-    if init is not None:
-        return wrap(call, function, name="capture")
-    return wrap(
-        call, function, functools.partial(_captured, kinds=kinds, init=None), name="capture"
-    )
+    remake = functools.partial(_captured, kinds=kinds, init=init)
+    return wrap(call, function, remake, name="capture")
 
 
 class _Recorder(NamedTuple):

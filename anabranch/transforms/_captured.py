@@ -1,18 +1,16 @@
-"""What functions capture, in a form that can be compared from call to call.
+"""What functions capture besides objects, in a form that can be compared from call to call.
 
 JAX keeps what it traced by the identity of a function, so that a captured array which has been
 replaced since is silently the old one. A compiled function that is kept here is used again only if
 what its functions reach by closures, defaults and globals is still the same. What cannot be
-compared (a Module whose Variables may have been written, an array of a trace) means: trace again.
+compared (an array of a trace) means: trace again. Objects are part of the split.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import types
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,17 +19,13 @@ import numpy as np
 from anabranch import _jax
 from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.graph import _classify, _kinds, _static
-from anabranch.graph._flatten import flatten
+from anabranch.graph._function import is_library, what_is_captured
 from anabranch.graph._kinds import Kind
 
 _DEPTH = 16  # helpers of helpers; deeper ones are traced again, as is what is longer
 _LONG = 256
 _LARGE = 1 << 16  # bytes of a numpy array that are compared; larger ones are constants
-_LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy"})
 _CONTAINERS = frozenset({_kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.SET, _kinds.TUPLE})
-
-
-_HOLDING = _CONTAINERS | {_kinds.METHOD, _kinds.PARTIAL}
 
 
 class _NotComparableError(Exception):
@@ -55,7 +49,7 @@ class _Same:
 
 
 def captured(functions: Any) -> list[Any] | None:
-    """Return what functions capture, or None if that cannot be compared.
+    """Return what functions capture besides objects, or None if that cannot be compared.
 
     Arguments:
         functions: functions, methods, partials and callable objects.
@@ -69,27 +63,6 @@ def captured(functions: Any) -> list[Any] | None:
     return found.items
 
 
-def captured_objects(function: Any) -> list[Any]:
-    """Return the Variables, Modules and other objects that a function captures."""
-    found = _CapturedObjects()
-    found.add_target(function)
-    return found.items
-
-
-def state_of(objects: list[Any]) -> Any:
-    """Return what objects hold now, in a form that can be compared, and keeps no array alive."""
-    try:
-        flat = flatten(tuple(objects))
-    except (NodeTypeError, StaticValueError):
-        return object()  # equal to nothing: trace again
-    return flat.graphdef, [_leaf_state(leaf) for leaf in flat.leaves]
-
-
-def _leaf_state(leaf: Any) -> Any:
-    plain = isinstance(leaf, (bool, int, float, complex, np.generic))
-    return _static.encode(leaf) if plain else _Same(leaf)
-
-
 class _Captured:
     def __init__(self) -> None:
         self.items: list[Any] = []
@@ -99,7 +72,8 @@ class _Captured:
         """Add what a target reaches; objects that it is bound to are arguments of the call."""
         while isinstance(target, (functools.partial, types.MethodType)):
             target = target.func if isinstance(target, functools.partial) else target.__func__
-        if isinstance(_classify.rule_of(target), Kind):
+        rule = _classify.rule_of(target)
+        if isinstance(rule, Kind) and rule.is_object:
             target = type(target).__call__
         self._function(target, _DEPTH)
 
@@ -109,27 +83,17 @@ class _Captured:
         if not isinstance(function, types.FunctionType) or id(function) in self._seen:
             return
         self._seen.add(id(function))
-        if _library_of(function) in _LIBRARIES:
+        if is_library(function.__globals__):
             return
         if not depth:
             raise _NotComparableError
-        for cell in function.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:  # it is empty
-                value = None
+        for _, value in what_is_captured(function):
             self._value(value, depth)
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-            self._value(value, depth)
-        scope = function.__globals__
-        for name in _names(function.__code__):
-            if name in scope:
-                self._value(scope[name], depth)
 
     def _value(self, value: Any, depth: int) -> None:
         if isinstance(value, (types.ModuleType, type)):
             return
-        if isinstance(value, types.FunctionType):
+        if type(value) in _classify.LOOK:  # a function, or a transformed one
             self.items.append(_Same(value))
             self._function(value, depth - 1)
             return
@@ -141,7 +105,8 @@ class _Captured:
             if isinstance(value, np.ndarray) and value.nbytes <= _LARGE:
                 self.items.append((value.dtype, value.shape, value.tobytes()))
         elif isinstance(rule, Kind):
-            self._container(value, rule, depth)
+            if not rule.is_object:
+                self._container(value, rule, depth)
         else:
             self._static(value, rule, depth)
 
@@ -172,44 +137,3 @@ class _Captured:
                 self.items.append(_static.encode(value))
         except (NodeTypeError, StaticValueError):
             raise _NotComparableError from None
-
-
-def _library_of(function: types.FunctionType) -> str:
-    """Return the top package in whose file a function was written."""
-    return str(function.__globals__.get("__name__", "")).partition(".")[0]
-
-
-class _CapturedObjects(_Captured):
-    """Looks for objects only; everything else is a constant, as it is for JAX."""
-
-    def _function(self, function: Any, depth: int) -> None:
-        if depth:
-            super()._function(function, depth)
-
-    def _value(self, value: Any, depth: int) -> None:
-        if isinstance(value, types.FunctionType):
-            self._function(value, depth - 1)
-            return
-        rule = _classify.rule_of(value)
-        if isinstance(rule, Kind) and rule.is_object:
-            self.items.append(value)
-        elif isinstance(rule, Kind) and rule in _HOLDING:
-            for child in rule.open(value)[2] if depth else ():
-                self._value(child, depth - 1)
-        elif hasattr(value, "__wrapped__"):
-            self._function(value, depth - 1)
-
-
-@functools.lru_cache(maxsize=1024)
-def _names(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names that code, and code nested in it, may look up in its globals."""
-    return tuple(dict.fromkeys(_all_names(code)))
-
-
-def _all_names(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):  # `co_names` has names of attributes, too
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _all_names(constant)

@@ -18,6 +18,7 @@ from anabranch.errors import FilterError, StructureError, bounded
 from anabranch.graph import _kinds
 from anabranch.graph._filters import to_predicate
 from anabranch.graph._flatten import Flat
+from anabranch.graph._function import FUNCTION
 from anabranch.graph._graphdef import Edge, GraphDef, Visit
 from anabranch.graph._kinds import Kind
 from anabranch.graph._leaf_info import LeafInfo, LeafInfos, path_text
@@ -29,7 +30,7 @@ from anabranch.transforms._wrap import TRANSFORMED
 Argument: TypeAlias = int | str | DiffState
 """An argument: its position, its name, or a part of it."""
 
-_FUNCTIONS = frozenset({_kinds.METHOD, _kinds.PARTIAL, TRANSFORMED})
+_FUNCTIONS = frozenset({_kinds.METHOD, _kinds.PARTIAL, FUNCTION, TRANSFORMED})
 
 
 def is_state_for(kind: Kind) -> bool:

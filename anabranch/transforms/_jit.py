@@ -25,13 +25,12 @@ from anabranch.transforms._box import (
     run_inside,
 )
 from anabranch.transforms._call import Selection, flatten_call, with_static
-from anabranch.transforms._captured import captured_objects, state_of
 from anabranch.transforms._donate import Donation
 from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._options import JitOptions
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
-from anabranch.transforms._wrap import TRANSFORMED, holds_objects, name_inside
+from anabranch.transforms._wrap import name_inside, rule_of_transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,7 +80,6 @@ class Compiled:
             return inside.report, inside.groups
 
         self.run = name_inside(run, function)
-        self.state: Any = None  # of the objects that the function captures
         self.options = options
         self.function: Any = jax.jit(self.run, **options)  # or a `Donation`
 
@@ -96,6 +94,7 @@ class JitFunction(Generic[P, R]):
     """
 
     __wrapped__: Callable[P, R]  # the function
+    _remake: Callable[[Any], Any]  # from another function to what `jit` makes of it
 
     def __init__(self, function: Callable[P, R], options: dict[str, Any]) -> None:
         self._function = function
@@ -109,7 +108,6 @@ class JitFunction(Generic[P, R]):
         self._out_shardings = options.pop("out_shardings", None)
         self._options = options
         self._compiled: dict[GraphDef, Compiled] = {}
-        self._captures: bool | None = None  # whether the function captures objects
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -128,14 +126,7 @@ class JitFunction(Generic[P, R]):
 
     def _compiled_for(self, flat: Flat, args: Sequence[Any]) -> Any:
         compiled = self._compiled.get(flat.graphdef)
-        if self._captures is None:
-            self._captures = bool(captured_objects(self._function))
-        if self._captures:  # until they are lifted, what they hold is part of the key
-            state = state_of(captured_objects(self._function))
-            if compiled is None or compiled.state != state:
-                compiled = self._compiled[flat.graphdef] = self._compile(flat, args)
-                compiled.state = state
-        elif compiled is None:
+        if compiled is None:
             compiled = self._compiled.setdefault(flat.graphdef, self._compile(flat, args))
         return compiled
 
@@ -340,21 +331,12 @@ def jit(
 
 
 def _make(function: Callable[P, R], options: dict[str, Any]) -> JitFunction[P, R]:
-    if not holds_objects(function):
-        return JitFunction(function, dict(options))
-    made = HoldingJitFunction(function, dict(options))
+    made = JitFunction(function, dict(options))
     made._remake = functools.partial(_make, options=options)
     return made
 
 
-class HoldingJitFunction(JitFunction[P, R]):
-    """A compiled function of a bound method, of a callable Module, or of another such thing."""
-
-    _remake: Callable[[Any], Any]
-
-
-_classify.declare(JitFunction, _classify.STATIC)
-_classify.declare(HoldingJitFunction, TRANSFORMED)
+_classify.declare_look(JitFunction, rule_of_transformed)
 _classify.declare(BoundJitFunction, _kinds.METHOD)
 
 

@@ -1,9 +1,8 @@
 """Make the result of a transform look like the function, and let what the function holds be seen.
 
-A transformed function is a plain Python function, static like any other. But one of a bound
-method, of a callable Module or of a partial holds objects: it is a `Transformed`, a value whose
-child is the function, so that the objects are split when it is transformed once more
-(`jit(vmap(model.step))`).
+A transformed function is a `Transformed`: a value whose child is the function, if that reaches
+objects (it is a bound method, a closure, a callable Module), so that the objects are split when it
+is transformed once more (`jit(vmap(model.step))`). Otherwise it is static, as a function is.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def wrap(
-    call: F,
-    function: Callable[..., Any],
-    remake: Callable[[Any], Any] | None = None,
-    *,
-    name: str,
+    call: F, function: Callable[..., Any], remake: Callable[[Any], Any], *, name: str
 ) -> F:
     """Return a function that looks like another one; it is a method in a class body.
 
@@ -38,20 +33,13 @@ def wrap(
         remake: from another function to what the transform makes of it; it holds no objects.
         name: of the transform.
     """
-    wrapper: Any = boundary(name, function)(call)
-    if remake is not None and holds_objects(function):
-        wrapper = Transformed(wrapper, remake)
+    wrapper: Any = Transformed(boundary(name, function)(call), remake)
     functools.update_wrapper(wrapper, function, updated=())
     return wrapper
 
 
-def holds_objects(function: Any) -> bool:
-    """Tell whether a split finds something in a function."""
-    return isinstance(_classify.rule_of(function), Kind)
-
-
 class Transformed:
-    """A transformed function that holds objects."""
+    """A transformed function."""
 
     def __init__(self, call: Callable[..., Any], remake: Callable[[Any], Any]) -> None:
         self._call, self._remake = call, remake
@@ -85,7 +73,15 @@ class TransformedKind(Kind):
 
 
 TRANSFORMED = TransformedKind("transformed function")
-_classify.declare(Transformed, TRANSFORMED)
+
+
+def rule_of_transformed(transformed: Any) -> _classify.Rule:
+    """Tell whether a split finds objects in a transformed function."""
+    holds = isinstance(_classify.rule_of(transformed.__wrapped__), Kind)
+    return TRANSFORMED if holds else _classify.STATIC
+
+
+_classify.declare_look(Transformed, rule_of_transformed)
 
 
 def name_inside(run: F, function: Callable[..., Any]) -> F:

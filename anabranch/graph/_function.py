@@ -1,0 +1,296 @@
+"""Functions that reach objects: a closure is one more way to an object, so they are nodes.
+
+What a function captures (in cells, defaults, and globals that its code loads by name) are its
+contents, as far as objects can be reached there: an object itself, a list or a dict that holds one,
+a helper function that reaches one in the same ways. Its twin has the same code and other cells, so
+that it sees twins where it would have seen the caller's objects. A function that reaches no object
+is static, and what it captures is a constant, as it is for JAX.
+
+An entry refers to its function weakly: a graphdef in a cache keeps nothing alive.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import types
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from anabranch.graph import _classify, _kinds
+from anabranch.graph._kinds import Kind, Opened
+
+CELL, DEFAULT, KEYWORD, GLOBAL = "cell", "default", "keyword", "global"
+
+_LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy"})
+_MOST = 4096  # elements of a container that are looked at, and functions that are followed
+_SEQUENCES = frozenset({_kinds.LIST, _kinds.DEQUE, _kinds.TUPLE})
+
+
+class Unset:
+    """What stands for a captured variable that was deleted: the class itself."""
+
+
+class Capture(NamedTuple):
+    """A place where a function reaches an object."""
+
+    where: str
+    at: int | str  # the number of a cell or a default, the name of a global
+    name: str
+
+    def read(self, function: types.FunctionType) -> Any:
+        """Return what is there now."""
+        if self.where == CELL:
+            try:
+                return (function.__closure__ or ())[self.at].cell_contents  # type: ignore[index]
+            except ValueError:
+                return Unset
+        if self.where == GLOBAL:
+            try:
+                return function.__globals__[self.name]
+            except KeyError:
+                return Unset
+        held: Any = function.__defaults__ if self.where == DEFAULT else function.__kwdefaults__
+        return held[self.at]
+
+    def write(self, function: types.FunctionType, value: Any) -> None:
+        """Put something else there."""
+        held: Any
+        if self.where == CELL:
+            held = (function.__closure__ or ())[self.at]  # type: ignore[index]
+            if value is Unset:
+                del held.cell_contents
+            else:
+                held.cell_contents = value
+        elif self.where == GLOBAL:
+            if value is Unset:
+                del function.__globals__[self.name]
+            else:
+                function.__globals__[self.name] = value
+        elif self.where == DEFAULT:
+            held = list(function.__defaults__ or ())
+            held[self.at] = value
+            function.__defaults__ = tuple(held)
+        else:
+            function.__kwdefaults__ = {**function.__kwdefaults__, self.name: value}
+
+
+class Origin:
+    """Which function an entry is about, and where it reaches objects; equal only for the same.
+
+    Arguments:
+        function: the function.
+        captures: where it reaches objects.
+        keep: keep it alive: for a function that was made inside, of which nothing else is left.
+    """
+
+    __slots__ = ("_ref", "captures", "kept")
+
+    def __init__(
+        self, function: types.FunctionType, captures: tuple[Capture, ...], *, keep: bool = False
+    ) -> None:
+        self._ref = weakref.ref(function)  # Python keeps one reference an object
+        self.kept = function if keep else None
+        self.captures = captures
+
+    @property
+    def function(self) -> Any:
+        """The function, None if it is gone."""
+        return self._ref()
+
+    def __hash__(self) -> int:
+        return hash((id(self._ref), self.captures))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Origin)
+            and other._ref is self._ref
+            and self._ref() is not None
+            and other.captures == self.captures
+        )
+
+    def __repr__(self) -> str:
+        return f"<{getattr(self.function, '__qualname__', 'a function that is gone')}>"
+
+
+_TWINS: weakref.WeakKeyDictionary[types.FunctionType, Origin] = weakref.WeakKeyDictionary()
+"""What twins were made from; so a twin of a twin is one of the function of the user."""
+
+
+class Globals(dict[str, Any]):
+    """The globals of a twin: twins under the names that it captures, and all others as they are."""
+
+    __slots__ = ("real",)
+
+    def __init__(self, real: dict[str, Any]) -> None:
+        # the interpreter looks these up without asking `__missing__`
+        super().__init__({name: x for name, x in real.items() if name.startswith("__")})
+        self.real = real
+
+    def __missing__(self, name: str) -> Any:
+        return self.real[name]
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self.real
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a global, or the default."""
+        return self[name] if name in self else default
+
+
+class _FunctionKind(Kind):
+    """A function that reaches objects."""
+
+    __slots__ = ()
+    numbers = False
+
+    def open(self, obj: Any) -> Opened:
+        origin = _TWINS.get(obj)
+        if origin is None:
+            origin = Origin(obj, captures_of(obj))
+        return origin, origin.captures, tuple([c.read(obj) for c in origin.captures])
+
+    def create(self, cls: Any, extra: Any) -> Any:
+        return _copy(extra)
+
+    def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        for capture, value in zip(keys, values, strict=True):
+            if capture.read(obj) is not value:
+                capture.write(obj, value)
+
+    def empty(self, obj: Any) -> None:
+        """Bring globals that a twin has set, and that are none of its contents, to the real ones."""
+        scope = obj.__globals__
+        origin = _TWINS.get(obj)
+        if type(scope) is Globals and origin is not None:
+            own = {c.name for c in origin.captures if c.where == GLOBAL}
+            for name in [n for n in scope.keys() - own if scope[n] is not scope.real.get(n)]:
+                scope.real[name] = scope[name]
+
+    def show_key(self, key: Any) -> str:
+        return f".{key.name}"
+
+    def path_key(self, key: Any) -> Any:
+        return key.name
+
+
+FUNCTION = _FunctionKind("function")
+
+
+def _copy(origin: Origin) -> types.FunctionType:
+    """Return a function with the same code, whose captured cells are empty."""
+    function = origin.function
+    cells = list(function.__closure__ or ())
+    for capture in origin.captures:
+        if capture.where == CELL:
+            cells[capture.at] = types.CellType()
+    scope = function.__globals__
+    if origin.kept:  # it was made inside, and goes outside
+        scope = scope.real if type(scope) is Globals else scope
+    elif GLOBAL in [capture.where for capture in origin.captures]:
+        scope = Globals(scope)
+    twin = types.FunctionType(
+        function.__code__, scope, function.__name__, function.__defaults__, tuple(cells)
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)
+    functools.update_wrapper(twin, function)
+    vars(twin).pop("__wrapped__")
+    vars(twin).update(vars(function))
+    _TWINS[twin] = origin
+    return twin
+
+
+def lasting(origin: Origin) -> Origin:
+    """Return what to keep of a function that was made inside, and is left behind."""
+    return Origin(_copy(origin), origin.captures, keep=True)
+
+
+def captures_of(function: types.FunctionType) -> tuple[Capture, ...]:
+    """Return where a function reaches objects."""
+    return tuple([capture for capture, value in what_is_captured(function) if _reaches(value)])
+
+
+def what_is_captured(function: types.FunctionType) -> Iterator[tuple[Capture, Any]]:
+    """Yield what a function captures, whatever it is."""
+    names = function.__code__.co_freevars
+    for i, cell in enumerate(function.__closure__ or ()):
+        try:
+            yield Capture(CELL, i, names[i]), cell.cell_contents
+        except ValueError:  # it is empty
+            continue
+    for i, value in enumerate(function.__defaults__ or ()):
+        yield Capture(DEFAULT, i, f"__defaults__[{i}]"), value
+    for name, value in (function.__kwdefaults__ or {}).items():
+        yield Capture(KEYWORD, name, name), value
+    scope = function.__globals__
+    if not is_library(scope):
+        for name in global_names(function.__code__):
+            if name in scope:
+                yield Capture(GLOBAL, name, name), scope[name]
+
+
+def is_library(scope: dict[str, Any]) -> bool:
+    """Tell whether globals are those of a library whose code reaches no objects by them."""
+    return str(scope.get("__name__", "")).partition(".")[0] in _LIBRARIES
+
+
+def _reaches(value: Any) -> bool:
+    """Tell whether an object can be reached from what a function captures."""
+    pending, seen = [value], set[int]()
+    while pending and len(seen) < _MOST:
+        x = pending.pop()
+        cls = type(x)
+        if cls in _classify.EXACT_BY_TYPE or id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, types.FunctionType):
+            pending.extend([held for _, held in what_is_captured(x)])
+            continue
+        rule = _classify.RULES.get(cls)
+        if rule is None:
+            if cls in _classify.LOOK:
+                pending.append(getattr(x, "__wrapped__", None))
+                continue
+            rule = _classify.rule_of(x)
+        if not isinstance(rule, Kind):
+            continue
+        if rule.is_object:
+            return True
+        if rule is _kinds.METHOD:
+            pending += [x.__self__, x.__func__]
+        elif rule is _kinds.PARTIAL:
+            pending += [x.func, *x.args, *x.keywords.values()]
+        elif rule is _kinds.DICT:
+            pending.extend(itertools.islice(x.values(), _MOST))
+        elif rule in _SEQUENCES:
+            pending.extend(itertools.islice(x, _MOST))
+        elif rule is _kinds.FROZEN:
+            pending.extend(rule.open(x)[2])
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the names that code, and code nested in it, may look up in its globals."""
+    return tuple(dict.fromkeys(_all_names(code)))
+
+
+def _all_names(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):  # `co_names` has names of attributes, too
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _all_names(constant)
+
+
+def _rule(function: types.FunctionType) -> Any:
+    if function in _TWINS:
+        return FUNCTION
+    captured = any(_reaches(value) for _, value in what_is_captured(function))
+    return FUNCTION if captured else _classify.STATIC
+
+
+_classify.declare_look(types.FunctionType, _rule)
