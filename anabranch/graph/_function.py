@@ -137,7 +137,10 @@ class Globals(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a global, or the default."""
-        return self[name] if name in self else default
+        try:
+            return self[name]
+        except KeyError:
+            return default
 
 
 class _FunctionKind(Kind):

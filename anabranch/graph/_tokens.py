@@ -74,11 +74,20 @@ def current_token() -> Any:
         level = _LEVELS.of(trace)
         if level is not None:
             return level
-    if trace is _ROOT:
-        return _ROOT
-    if trace is None:
-        return None
-    return weakref.ref(trace)  # without a callback, Python keeps one reference object a trace
+    return token_of(trace)
+
+
+def token_of(trace: Any) -> Any:
+    """Return the token of what is made in a trace, at no level of its own."""
+    # without a callback, Python keeps one reference object a trace
+    return trace if trace is _ROOT or trace is None else weakref.ref(trace)
+
+
+def trace_of(token: Any) -> Any:
+    """Return the trace that a token belongs to, None if it is gone."""
+    if type(token) is weakref.ref:
+        return token()
+    return token.trace if type(token) is _Level else token
 
 
 def owns(token: Any) -> bool:

@@ -21,6 +21,7 @@ from anabranch import _jax
 from anabranch.errors import StaticValueError, TraceLevelError
 from anabranch.graph import _static
 from anabranch.graph._conform import cast_to_dtype, conform
+from anabranch.graph._scope import OPEN, here
 from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
 
 V = TypeVar("V", bound="Variable")
@@ -78,14 +79,15 @@ class Variable:
     @property
     def value(self) -> Any:
         """The array, or pytree of arrays, that the Variable holds now."""
-        return self._value
+        return here(self)._value if OPEN else self._value
 
     @value.setter
     def value(self, value: Any) -> None:
-        check_owned(self, self._token, "write the value")
         if isinstance(value, Variable):
-            value = value._value
-        _set(self, "_value", value)
+            value = value.value
+        cell = here(self) if OPEN else self
+        check_owned(cell, cell._token, "write the value")
+        _set(cell, "_value", value)
 
     def get_metadata(self) -> dict[str, Any]:
         """Return the metadata as a new dictionary.
@@ -129,7 +131,7 @@ class Variable:
         if name in metadata:
             return metadata[name]
         try:
-            return getattr(self._value, name)
+            return getattr(self.value, name)
         except AttributeError:
             raise AttributeError(
                 f"{type(self).__name__} has neither metadata nor an array attribute {name!r}; "
@@ -151,55 +153,56 @@ class Variable:
     # -- reading and writing parts ---------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        value = self._value
+        value = here(self)._value if OPEN else self._value
         return value if index is ... else value[_raw(index)]
 
     def __setitem__(self, index: Any, new: Any) -> None:
-        check_owned(self, self._token, "write the value")
         if isinstance(new, Variable):
-            new = new._value
-        old = self._value
+            new = new.value
+        cell = here(self) if OPEN else self
+        check_owned(cell, cell._token, "write the value")
+        old = cell._value
         if isinstance(old, (dict, list)):
             old[index] = new
         elif index is ...:
-            _set(self, "_value", conform(type(self), old, new))
+            _set(cell, "_value", conform(type(self), old, new))
         else:
             array: Any = jnp.asarray(old)
             new = cast_to_dtype(type(self), array.dtype, new)
-            _set(self, "_value", array.at[_raw(index)].set(new))
+            _set(cell, "_value", array.at[_raw(index)].set(new))
 
     # -- the array protocol ----------------------------------------------------------------------
 
     def __jax_array__(self) -> Any:
-        return jnp.asarray(self._value)
+        return jnp.asarray(self.value)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         # NumPy does not copy again what it has asked us to copy
-        return np.array(self._value, dtype=dtype, copy=copy)
+        return np.array(self.value, dtype=dtype, copy=copy)
 
     def __bool__(self) -> bool:
-        return bool(self._value)
+        return bool(self.value)
 
     def __int__(self) -> int:
-        return int(self._value)
+        return int(self.value)
 
     def __float__(self) -> float:
-        return float(self._value)
+        return float(self.value)
 
     def __complex__(self) -> complex:
-        return complex(self._value)
+        return complex(self.value)
 
     def __index__(self) -> int:
-        return operator.index(self._value)
+        return operator.index(self.value)
 
     def __len__(self) -> int:
-        return len(self._value)
+        return len(self.value)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._value)
+        return iter(self.value)
 
     def __round__(self, digits: int | None = None) -> Any:
-        return round(self._value) if digits is None else round(self._value, digits)
+        return round(self.value) if digits is None else round(self.value, digits)
 
     __hash__ = object.__hash__
 
@@ -229,20 +232,20 @@ class Variable:
     # -- copies ----------------------------------------------------------------------------------
 
     def __copy__(self: V) -> V:
-        return stand_in(type(self), self._value, self._metadata)
+        return stand_in(type(self), self.value, self._metadata)
 
     def __deepcopy__(self: V, memo: dict[int, Any]) -> V:
         # jax arrays are immutable and shared; everything else in the value is copied
-        memo.update({id(x): x for x in jax.tree.leaves(self._value) if isinstance(x, jax.Array)})
-        return stand_in(type(self), copy.deepcopy(self._value, memo), self._metadata)
+        memo.update({id(x): x for x in jax.tree.leaves(self.value) if isinstance(x, jax.Array)})
+        return stand_in(type(self), copy.deepcopy(self.value, memo), self._metadata)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if any(_jax.is_tracer(x) for x in jax.tree.leaves(self._value)):
+        if any(_jax.is_tracer(x) for x in jax.tree.leaves(self.value)):
             raise TraceLevelError(
                 f"Cannot pickle a {type(self).__name__} that holds a tracer; pickle it outside "
                 "of the transformed function"
             )
-        return (stand_in, (type(self), self._value, dict(self._metadata)))
+        return (stand_in, (type(self), self.value, dict(self._metadata)))
 
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
@@ -268,7 +271,7 @@ def _checked(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def _raw(operand: Any) -> Any:
     if isinstance(operand, Variable):
-        return operand._value
+        return operand.value
     if isinstance(operand, tuple):
         return tuple([_raw(x) for x in operand])  # an index such as v[i, 1:]
     return operand
@@ -285,21 +288,21 @@ def _describe(value: Any) -> str:
 
 def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Any]:
     def method(self: Variable, other: Any) -> Any:
-        return function(self._value, _raw(other))
+        return function(self.value, _raw(other))
 
     return method
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Any]:
     def method(self: Variable, other: Any) -> Any:
-        return function(_raw(other), self._value)
+        return function(_raw(other), self.value)
 
     return method
 
 
 def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Variable]:
     def method(self: Variable, other: Any) -> Variable:
-        self.value = function(self._value, _raw(other))
+        self.value = function(self.value, _raw(other))
         return self
 
     return method
@@ -307,7 +310,7 @@ def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], 
 
 def _unary(function: Callable[[Any], Any]) -> Callable[[Variable], Any]:
     def method(self: Variable) -> Any:
-        return function(self._value)
+        return function(self.value)
 
     return method
 
@@ -347,7 +350,7 @@ for _name in ("neg", "pos", "abs", "invert"):
 def _register_with_jax(cls: type[Variable]) -> None:
     def flatten(variable: Variable) -> tuple[tuple[Any], Any]:
         metadata = variable._metadata
-        return (variable._value,), tuple([(k, _static.encode(v)) for k, v in metadata.items()])
+        return (variable.value,), tuple([(k, _static.encode(v)) for k, v in metadata.items()])
 
     def unflatten(metadata: Any, children: Any) -> Variable:
         variable = stand_in(cls, children[0], {k: _static.decode(v) for k, v in metadata})

@@ -17,6 +17,7 @@ from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._classify import LEAF, NUMBER, OPAQUE, REF, RULES, STATIC, UNKNOWN
 from anabranch.graph._graphdef import Edge, Entry
 from anabranch.graph._kinds import Kind
+from anabranch.graph._scope import OPEN, here, object_here
 
 Contents: TypeAlias = "tuple[Any, Sequence[Any], Sequence[Any]]"
 
@@ -155,7 +156,10 @@ class Walk:
                 rule = _classify.rule_of(x)
             if rule is LEAF:
                 edges.append(self._leaf(x))
-            elif rule is VARIABLE and rules.get(type(x._value)) is LEAF:
+                continue
+            if OPEN and isinstance(rule, Kind) and rule.identity and id(x) not in ids:
+                x = here(x) if rule is VARIABLE else object_here(x)
+            if rule is VARIABLE and rules.get(type(x._value)) is LEAF:
                 edges.append(ids[id(x)] if id(x) in ids else self._variable(x, cls, frame))
             elif isinstance(rule, Kind):
                 if rule.identity or self.base:

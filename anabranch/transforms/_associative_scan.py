@@ -17,6 +17,7 @@ from anabranch.graph._tokens import own_level
 from anabranch.transforms._box import Assignment, OneGroup, array_leaves, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._lanes import common_size, input_axis
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import refuse_writes
 from anabranch.transforms._steady import Place, steady
 from anabranch.transforms._step_groups import type_text
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 
 @boundary("associative_scan")
+@lifting
 def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, axis: int = 0) -> T:
     """Combine all prefixes with an associative function, as `jax.lax.associative_scan` does.
 

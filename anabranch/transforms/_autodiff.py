@@ -22,6 +22,7 @@ from anabranch.transforms._differentiated import (
     as_inexact,
     listed,
 )
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._outputs import output_arrays
 from anabranch.transforms._specs import DiffState
 from anabranch.transforms._tangents import TangentForm, avals_of
@@ -30,6 +31,7 @@ Argnums = int | DiffState | Sequence[int | DiffState] | None
 
 
 @boundary("vjp")
+@lifting
 def vjp(
     function: Callable[..., Any],
     *primals: Any,
@@ -77,6 +79,7 @@ def vjp(
 
 
 @boundary("jvp")
+@lifting
 def jvp(
     function: Callable[..., Any],
     primals: Sequence[Any],
@@ -133,6 +136,7 @@ def jvp(
 
 
 @boundary("linearize")
+@lifting
 def linearize(
     function: Callable[..., Any],
     *primals: Any,

@@ -24,7 +24,9 @@ from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Delta, Diff, apply, diff
 from anabranch.graph._flatten import Flat, check_opaques
 from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._scope import Scope
 from anabranch.graph._spend import spend
+from anabranch.transforms._lifting import attempt_for, lifting_into, with_captured
 
 
 class Report:
@@ -136,13 +138,19 @@ def run_inside(
         call: from the twin of the `Call` to its result, for calls of several functions.
     """
     built = build(graphdef.entries, leaves.__getitem__)
+    nodes = [i for i, entry in enumerate(graphdef.entries) if entry.kind.identity]
+    twins = [built.objects[i] for i in nodes]
+    attempt = attempt_for(graphdef)
+    outer = None if attempt is None else [attempt.flat.objects[i] for i in nodes]
+    scope = Scope(outer, twins, None if attempt is None else attempt.opener)
     try:
-        result = call(built.resolve(graphdef.root))
-        found = diff(graphdef, built, result, lanes=grouping.lanes)
-        picked = None if pick is None else pick(result)
-        return Inside(*_report(graphdef, leaves, grouping, built, found), picked)
+        with scope, lifting_into(attempt, scope):
+            result = call(with_captured(built.resolve(graphdef.root)))
+            found = diff(graphdef, built, result, lanes=grouping.lanes)
+            picked = None if pick is None else pick(result)
+            return Inside(*_report(graphdef, leaves, grouping, built, found), picked)
     finally:
-        spend([x for x, e in zip(built.objects, graphdef.entries, strict=True) if e.kind.identity])
+        spend(twins + scope.stand_ins)
         check_opaques(graphdef)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from anabranch.errors import StaticValueError, StructureError
 from anabranch.graph import _static
 from anabranch.graph._flatten import Flat, flatten
+from anabranch.transforms._lifting import split_for_attempt, with_found
 
 
 class Call(NamedTuple):
@@ -44,9 +45,23 @@ class StaticArgument:
         return isinstance(other, StaticArgument) and other._key == self._key
 
 
-def flatten_call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
-    """Split a call; Python numbers in the arguments are leaves."""
-    return flatten(Call(function, tuple(args), dict(kwargs)), numbers=True)
+def flatten_call(
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    functions: Sequence[Any] | None = None,
+) -> Flat:
+    """Split a call; Python numbers in the arguments are leaves.
+
+    Arguments:
+        function: what is called.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        functions: the functions of the user, if `function` only stands for them.
+    """
+    function = with_found(function, (function,) if functions is None else functions)
+    flat = flatten(Call(function, tuple(args), dict(kwargs)), numbers=True)
+    return split_for_attempt(flat)
 
 
 def positions(function: Callable[..., Any]) -> dict[str, int]:

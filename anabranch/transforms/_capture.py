@@ -92,7 +92,7 @@ def capture(function: Any = None, /, *kinds: type[Variable], init: State | None 
 
 def _captured(function: Any, kinds: tuple[type, ...], init: State | None) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        flat = flatten_call(_record, (Call(function, args, kwargs), kinds, init), {})
+        flat = flatten_call(_record, (Call(function, args, kwargs), kinds, init), {}, (function,))
         with own_level():
             inside = run_inside(flat.graphdef, flat.leaves, ONE_GROUP)
         return finish(flat, inside.report, inside.groups)

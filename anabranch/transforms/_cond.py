@@ -20,6 +20,7 @@ from anabranch.graph import _classify
 from anabranch.graph._graphdef import GraphDef
 from anabranch.transforms._box import ONE_GROUP, Report, array_leaves, finish, run_inside
 from anabranch.transforms._call import flatten_call
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._runners import Targets, call_kept
 from anabranch.transforms._specs import ABSENT
 from anabranch.transforms._union import Outputs, outputs_of, unite
@@ -159,6 +160,7 @@ def _operands(operands: tuple[Any, ...], operand: Any) -> tuple[Any, ...]:
     return (operand,)
 
 
+@lifting
 def _run(
     kind: str,
     choose: Callable[[Any, Sequence[Any], Sequence[Any]], Any],
@@ -168,7 +170,7 @@ def _run(
     operands: tuple[Any, ...],
 ) -> Any:
     targets = Targets(functions)
-    flat = flatten_call(targets.shown, operands, {})
+    flat = flatten_call(targets.shown, operands, {}, functions)
     graphdef, refs, count = flat.graphdef, targets.refs, len(functions)
 
     def make() -> Any:

@@ -33,6 +33,7 @@ from anabranch.transforms._differentiated import (
     argument_edges,
     leaves_below,
 )
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._runners import Runners, Targets
 from anabranch.transforms._union import Outputs, United, outputs_of, unite
 
@@ -182,6 +183,7 @@ class CustomRules(Generic[P, R]):
         except (TypeError, ValueError):
             self._signature = None
 
+    @lifting
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return self._call(args, kwargs)
@@ -200,7 +202,7 @@ class CustomRules(Generic[P, R]):
         given = [Nondiff(x) if i in nondiff else x for i, x in enumerate(positional)]
         functions = (self._function, *self._rules)
         targets = Targets(functions)
-        flat = flatten_call(targets.shown, given, keywords)
+        flat = flatten_call(targets.shown, given, keywords, functions)
         leaves = array_leaves(flat.leaves)
         graphdef, alone = flat.graphdef, getattr(self._inside, "rule", False)
 

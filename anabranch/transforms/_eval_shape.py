@@ -12,10 +12,12 @@ from anabranch.graph._build import build
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import ONE_GROUP, Report, finish, run_inside
 from anabranch.transforms._call import flatten_call
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._wrap import name_inside
 
 
 @boundary("eval_shape")
+@lifting
 def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Return what a call would return, with a `jax.ShapeDtypeStruct` in place of each array.
 

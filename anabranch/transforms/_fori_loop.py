@@ -16,6 +16,7 @@ from anabranch.graph import _classify
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import (
     Loop,
     Stepped,
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 
 @boundary("fori_loop")
+@lifting
 def fori_loop(
     lower: Any,
     upper: Any,
@@ -73,7 +75,7 @@ def fori_loop(
         raise StructureError("fori_loop: unroll needs bounds that are known: Python integers")
     targets = Targets([body_fun])
     start, stop = _same_type(lower, upper)
-    flat = flatten_call(targets.shown, (start, init_val), {})
+    flat = flatten_call(targets.shown, (start, init_val), {}, targets.functions)
     loop = Loop(f"fori_loop of {where(body_fun)}", flat, (None, Carry), names=["init_val"])
     counter = _counter(flat.graphdef)
     loop.fix(counter)

@@ -27,6 +27,7 @@ from anabranch.transforms._box import (
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._donate import Donation
 from anabranch.transforms._eval_shape import finish_on_copies
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._options import JitOptions
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
@@ -112,13 +113,17 @@ class JitFunction(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            flat = self._flatten(args, kwargs)
-            compiled = self._compiled_for(flat, args)
-            report, groups = compiled.function(*flat.leaves)
-            return finish(flat, report, groups)
+            return self._call(args, kwargs)
         except Exception as error:
             leave(error, "jit", self._function)
             raise
+
+    @lifting
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        flat = self._flatten(args, kwargs)
+        compiled = self._compiled_for(flat, args)
+        report, groups = compiled.function(*flat.leaves)
+        return finish(flat, report, groups)
 
     def _flatten(self, args: Any, kwargs: Any) -> Flat:
         args, kwargs = with_static(self._static, args, kwargs)
@@ -168,6 +173,7 @@ class JitFunction(Generic[P, R]):
         return self.trace(*args, **kwargs).lower()
 
     @boundary("jit.trace")
+    @lifting
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced[R]:
         """Trace the function for these arguments; they are not changed.
 
@@ -181,6 +187,7 @@ class JitFunction(Generic[P, R]):
         return Traced(traced, self, flat.graphdef)
 
     @boundary("jit.eval_shape")
+    @lifting
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Return what a call would return, with `jax.ShapeDtypeStruct` in place of arrays.
 

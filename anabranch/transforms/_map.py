@@ -11,11 +11,13 @@ from anabranch._boundary import boundary, where
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._lanes import common_size
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import Loop, calling, refuse_writes, slice_perturbations
 from anabranch.transforms._runners import Targets, call_kept
 
 
 @boundary("map")
+@lifting
 def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any:
     """Apply a function to every slice of arrays or objects, as `jax.lax.map` does.
 
@@ -37,7 +39,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
     [0.0, 2.0, 4.0]
     """
     targets = Targets([f])
-    flat = flatten_call(targets.shown, (xs,), {})
+    flat = flatten_call(targets.shown, (xs,), {}, targets.functions)
     loop = Loop(f"map of {where(f)}", flat, (0,), result=0)
     size = common_size(flat, loop.inputs, loop.axes, None, "xs")
     slice_perturbations(loop, flat, size)

@@ -93,7 +93,7 @@ def scan(
     name = f"scan of {where(function)}"
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        flat = flatten_call(targets.shown, args, kwargs)
+        flat = flatten_call(targets.shown, args, kwargs, targets.functions)
         loop, size = _prepare(name, flat, *specs.match(args, kwargs), out_axes, length)
 
         def make() -> Any:

@@ -16,6 +16,7 @@ from anabranch.graph._flatten import namer
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import Loop, Stepped, calling, refuse_records
 from anabranch.transforms._runners import Targets, call_kept
 
@@ -23,6 +24,7 @@ T = TypeVar("T")
 
 
 @boundary("while_loop")
+@lifting
 def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_val: T) -> T:
     """Loop while a condition holds, as `jax.lax.while_loop` does; functions may write objects.
 
@@ -53,7 +55,7 @@ def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_va
     (True, 128)
     """
     targets = Targets([cond_fun, body_fun])
-    flat = flatten_call(targets.shown, (init_val,), {})
+    flat = flatten_call(targets.shown, (init_val,), {}, targets.functions)
     loop = Loop(f"while_loop of {where(body_fun)}", flat, (Carry,), names=["init_val"])
 
     def make() -> Any:

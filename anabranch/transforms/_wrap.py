@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from anabranch._boundary import boundary, hide_frames
 from anabranch.graph import _classify, _static
 from anabranch.graph._kinds import Kind, Opened
+from anabranch.transforms._lifting import lifting
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,7 +34,7 @@ def wrap(
         remake: from another function to what the transform makes of it; it holds no objects.
         name: of the transform.
     """
-    wrapper: Any = Transformed(boundary(name, function)(call), remake)
+    wrapper: Any = Transformed(boundary(name, function)(lifting(call)), remake)
     functools.update_wrapper(wrapper, function, updated=())
     return wrapper
 

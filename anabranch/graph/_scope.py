@@ -1,0 +1,151 @@
+"""Which object stands for another one here: what a running function captures, found by its use.
+
+While a function runs on twins, its **scope** is open. A Variable of an outer level that it reaches
+in a way that nobody could foresee is then found by its own reads and writes: its twin stands for
+it. If it has none, it is *found*: the run is in vain, and is done again with the Variable as one of
+the inputs. Until then a stand-in with the value of the Variable keeps the function going, so that
+one run finds them all.
+
+A function that JAX traces and keeps must never see such a value, which would stay in its trace:
+there, finding a Variable ends the run at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from anabranch import _jax
+from anabranch.graph._tokens import current_token, token_of, trace_of
+
+OPEN: list[None] = []
+"""One element for each open scope of any thread: most often there is none."""
+
+
+class Found(BaseException):
+    """A run is in vain: the function has used Variables that are no inputs of it yet."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__()
+        self.scope = scope
+
+
+class _Scopes(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Scope] = []
+
+
+_SCOPES = _Scopes()
+
+
+class Scope:
+    """The scope of a function that runs on twins, as a context manager.
+
+    Arguments:
+        outer: the objects that have twins, by index; None if nobody knows them any more.
+        twins: their twins, by index.
+        opener: the trace that the transform was called in.
+    """
+
+    def __init__(self, outer: Sequence[Any] | None, twins: Sequence[Any], opener: Any) -> None:
+        self._lifts = outer is not None
+        # with the objects themselves, so that ids stay valid
+        self._pairs = [] if outer is None else [*zip(outer, twins, strict=True)]
+        self._known = {id(obj): twin for obj, twin in self._pairs}
+        self._opener = opener
+        self._parent: Scope | None = None
+        self.found: list[Any] = []
+        self.stand_ins: list[Any] = []
+
+    def __enter__(self) -> Scope:
+        stack = _SCOPES.stack
+        self._parent = stack[-1] if stack else None
+        self._inside = current_token()
+        self._outside = self._tokens_outside()
+        stack.append(self)
+        OPEN.append(None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        OPEN.pop()
+        _SCOPES.stack.pop()
+
+    def _tokens_outside(self) -> set[int]:
+        trace = _jax.current_trace()
+        chain: Iterable[Any] = (*_jax.trace_chain(trace), _jax.root_trace())
+        tokens = {id(token_of(t)) for t in chain}
+        if self._parent is not None:  # JAX does not tell all parents
+            tokens |= self._parent._outside | {id(self._parent._inside)}
+        return tokens - {id(self._inside)}
+
+    def stands_for(self, obj: Any) -> Any:
+        """Return what stands for an object: its twin, or the object itself."""
+        twin = self._known.get(id(obj))
+        if twin is None and self._parent is not None:
+            outer = self._parent.stands_for(obj)
+            twin = self._known.get(id(outer), outer)
+        return obj if twin is None else twin
+
+    def variable(self, variable: Any) -> Any:
+        """Return what stands for a Variable here; it becomes an input if it is none yet."""
+        if variable._token is self._inside:
+            return variable
+        twin = self._known.get(id(variable))
+        if twin is not None:
+            if self.found and id(twin) in map(id, self.stand_ins):
+                self._check_not_kept()
+            return twin
+        if id(variable._token) not in self._outside:
+            return variable  # it was made here, in a plain transform of JAX
+        outer = variable if self._parent is None else self._parent.variable(variable)
+        twin = self._known.get(id(outer))
+        if twin is None:
+            twin = self._find(outer) if self._lifts else outer
+        self._pairs.append((variable, twin))
+        self._known[id(variable)] = twin
+        return twin
+
+    def _find(self, outer: Any) -> Any:
+        twin = object.__new__(type(outer))
+        for name, content in (
+            ("_value", outer._value),
+            ("_metadata", outer._metadata),
+            ("_token", self._inside),
+        ):
+            object.__setattr__(twin, name, content)
+        self.found.append(outer)
+        self.stand_ins.append(twin)
+        self._check_not_kept()
+        return twin
+
+    def _check_not_kept(self) -> None:
+        """Raise if the value of a stand-in would get into a trace that JAX keeps."""
+        stack = _SCOPES.stack
+        below = stack[stack.index(self) + 1 :]
+        traces = [*[scope._opener for scope in below], _jax.current_trace()]
+        for scope, trace in zip([self, *below], traces, strict=True):
+            if _staged_between(trace, trace_of(scope._inside)):
+                raise Found(self)
+
+
+def _staged_between(trace: Any, outer: Any) -> bool:
+    """Tell whether a function that runs in a trace, within an outer one, is kept by JAX."""
+    for inner in _jax.trace_chain(trace):
+        if inner is outer:
+            return False
+        if _jax.is_boundary(inner):
+            return True
+    return False
+
+
+def here(variable: Any) -> Any:
+    """Return what stands for a Variable in the code that runs."""
+    stack = _SCOPES.stack
+    return stack[-1].variable(variable) if stack else variable
+
+
+def object_here(obj: Any) -> Any:
+    """Return what stands for a node in the code that runs."""
+    stack = _SCOPES.stack
+    return stack[-1].stands_for(obj) if stack else obj

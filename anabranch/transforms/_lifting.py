@@ -1,0 +1,179 @@
+"""Variables that a function captures in ways that nobody can see: found by their use, then lifted.
+
+A transformed call is an **attempt**. If the function turns out to use Variables that are no inputs
+of the call, the attempt is in vain, nothing has been written, and the next one has them as inputs,
+beside the function. What was found is remembered for the function, so that later calls need one
+attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from anabranch import _jax
+from anabranch.graph import _classify, _kinds
+from anabranch.graph._flatten import Flat
+from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._scope import Found, Scope
+from anabranch.graph._variable import Variable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Capturing(NamedTuple):
+    """In the place of a function: the function, and Variables that were found by their use."""
+
+    function: Any
+    captured: tuple[Variable, ...]
+
+
+class Attempt:
+    """A transformed call: what was split for it, and what was found in the attempts before."""
+
+    __slots__ = ("found", "function", "opener", "scope", "split")
+
+    def __init__(self) -> None:
+        self.opener = _jax.current_trace()
+        self.found: list[Variable] = []
+        self.split: list[Flat] = []
+        self.scope: Scope | None = None
+        self.function: Any = None
+
+    @property
+    def flat(self) -> Flat:
+        """The call that was split last."""
+        return self.split[-1]
+
+
+class _Attempts(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Attempt] = []
+
+
+_ATTEMPTS = _Attempts()
+_FOUND: weakref.WeakKeyDictionary[Any, list[weakref.ref[Variable]]] = weakref.WeakKeyDictionary()
+
+
+def lifting(call: F) -> F:
+    """Let a function that splits and runs a call be tried again with what was found in vain."""
+
+    @functools.wraps(call)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        attempt = Attempt()
+        stack = _ATTEMPTS.stack
+        stack.append(attempt)
+        try:
+            while True:
+                try:
+                    return call(*args, **kwargs)
+                except Found as error:
+                    if attempt.scope is None or error.scope is not attempt.scope:
+                        raise
+                    _remember(attempt, error.scope.found)
+                attempt.split.clear()
+                attempt.scope = None
+        finally:
+            stack.pop()
+
+    return run  # type: ignore[return-value]
+
+
+def _remember(attempt: Attempt, found: Sequence[Variable]) -> None:
+    attempt.found += found
+    key = attempt.function
+    if key is not None:
+        known = _FOUND.setdefault(key, [])
+        known[:] = [ref for ref in known if ref() is not None]
+        known += [weakref.ref(variable) for variable in found]
+
+
+def with_found(function: Any, functions: Sequence[Any]) -> Any:
+    """Return a function with the Variables that were found in it, if there are any.
+
+    Arguments:
+        function: what is split.
+        functions: the functions of the user.
+    """
+    stack = _ATTEMPTS.stack
+    if not stack or not functions:
+        return function
+    attempt = stack[-1]
+    found = attempt.found
+    if attempt.function is None:
+        attempt.function = _plain(functions[0])
+    if _FOUND:
+        known = [ref() for ref in _FOUND.get(attempt.function, ())]
+        mine = {id(variable) for variable in found}
+        found = [*[v for v in known if v is not None and id(v) not in mine], *found]
+    return Capturing(function, tuple(found)) if found else function
+
+
+def split_for_attempt(flat: Flat) -> Flat:
+    """Remember what was split for the attempt that is being made."""
+    if _ATTEMPTS.stack:
+        _ATTEMPTS.stack[-1].split.append(flat)
+    return flat
+
+
+def attempt_for(graphdef: GraphDef) -> Attempt | None:
+    """Return the attempt that a function runs for; None if it is traced later than that."""
+    stack = _ATTEMPTS.stack
+    if stack and stack[-1].split and _is_like(stack[-1].flat.graphdef, graphdef):
+        return stack[-1]
+    return None
+
+
+def _is_like(one: GraphDef, other: GraphDef) -> bool:
+    """Tell whether two graphdefs have the same table, whatever their metadata."""
+    if one is other:
+        return True
+    return [(x.cls, x.edges) for x in one.entries] == [(x.cls, x.edges) for x in other.entries]
+
+
+@contextlib.contextmanager
+def lifting_into(attempt: Attempt | None, scope: Scope) -> Generator[None]:
+    """Raise `Found` at the end of a run that has found something, however it ends."""
+    if attempt is None:
+        yield
+        return
+    before, attempt.scope = attempt.scope, scope
+    try:
+        yield
+    except Found:
+        raise
+    except Exception:
+        if scope.found:  # it may be due to the stand-ins; if not, it is raised again
+            raise Found(scope) from None
+        raise
+    if scope.found:
+        raise Found(scope)
+    attempt.scope = before
+
+
+def with_captured(call: Any) -> Any:
+    """Return a call whose function is that of the user."""
+    function = call.function
+    return call._replace(function=function.function) if type(function) is Capturing else call
+
+
+def _plain(function: Any) -> Any:
+    """Return the function in whose name something is remembered."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, types.MethodType):
+            function = function.__func__
+        elif type(function) in _classify.LOOK and hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        else:
+            break
+    rule = _classify.rule_of(function)
+    if isinstance(rule, _kinds.Kind) and rule.is_object:
+        function = type(function)
+    return function if type(function).__weakrefoffset__ else None
