@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.errors import StaticValueError, StructureError
-from anabranch.graph import _static
+from anabranch.graph import _classify, _static
 from anabranch.graph._flatten import Flat, flatten
+from anabranch.graph._function import FUNCTION
+from anabranch.graph._kinds import Kind
 from anabranch.transforms._lifting import split_for_attempt, with_found
 
 
@@ -59,9 +62,22 @@ def flatten_call(
         kwargs: its keyword arguments.
         functions: the functions of the user, if `function` only stands for them.
     """
-    function = with_found(function, (function,) if functions is None else functions)
+    if functions is None:
+        functions = (function,)
+        function = _method_of(function)
+    function = with_found(function, functions)
     flat = flatten(Call(function, tuple(args), dict(kwargs)), numbers=True)
     return split_for_attempt(flat)
+
+
+def _method_of(function: Any) -> Any:
+    """Return the method that a callable object is called by, if that reaches further objects."""
+    rule = _classify.rule_of(function)
+    if isinstance(rule, Kind) and rule.is_object and callable(function):
+        method = type(function).__call__
+        if _classify.rule_of(method) is FUNCTION:
+            return types.MethodType(method, function)
+    return function
 
 
 def positions(function: Callable[..., Any]) -> dict[str, int]:

@@ -25,6 +25,7 @@ from anabranch._boundary import leave
 from anabranch.errors import MissingRuleError, StructureError
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._kinds import Kind
 from anabranch.graph._leaf_info import LeafInfo, path_text
 from anabranch.transforms._box import ONE_GROUP, Report, array_leaves, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call
@@ -214,7 +215,9 @@ class CustomRules(Generic[P, R]):
             return run
 
         key = (self, graphdef, alone)
-        report, groups = _RUNNERS.call(key, functions, make, *leaves)
+        # what is kept holds the rules: none that hold objects
+        runners = Runners() if any(map(_holds_objects, functions)) else _RUNNERS
+        report, groups = runners.call(key, functions, make, *leaves)
         return finish(flat, report, groups)
 
     def _run(self, graphdef: GraphDef, arguments: Arguments, alone: bool, *leaves: Any) -> Any:
@@ -277,6 +280,10 @@ class CustomRules(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<{self._kind} of {self._name()}>"
+
+
+def _holds_objects(function: Any) -> bool:
+    return isinstance(_classify.rule_of(function), Kind)
 
 
 def arguments_of(made: Any) -> list[Any]:

@@ -158,7 +158,7 @@ def lifting_into(attempt: Attempt | None, scope: Scope) -> Generator[None]:
 
 def with_captured(call: Any) -> Any:
     """Return a call whose function is that of the user."""
-    function = call.function
+    function = getattr(call, "function", None)  # (a backward rule is called otherwise)
     return call._replace(function=function.function) if type(function) is Capturing else call
 
 

@@ -21,9 +21,7 @@ from anabranch.transforms._lifting import lifting
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def wrap(
-    call: F, function: Callable[..., Any], remake: Callable[[Any], Any], *, name: str
-) -> F:
+def wrap(call: F, function: Callable[..., Any], remake: Callable[[Any], Any], *, name: str) -> F:
     """Return a function that looks like another one; it is a method in a class body.
 
     Attributes of the function (of a callable Module, say) are not taken over.

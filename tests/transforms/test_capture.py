@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -198,24 +199,39 @@ class TestCapture:
         assert flat(state) == {(0, "late", "x", 0): [0.0, 1.0, 2.0]}
         assert is_clean(net)
 
-    def test_modules_of_an_outer_level_that_are_no_arguments(self):
+    def test_captured_modules_have_their_names_for_a_path(self):
         net = Net()
 
         def call(x):
             return net(x)
 
         for f in (call, ab.jit(call), ab.vmap(call)):
-            with pytest.raises(ab.errors.CapturedWriteError, match=r"Block.*argument"):
-                ab.capture(f)(jnp.ones(2))
+            out, state = ab.capture(f)(jnp.ones(2))
+            assert out.tolist() == [6.0, 6.0]
+            assert flat(state) == {
+                ("net", "a", "x", 0): [1.0, 1.0],
+                ("net", "b", "x", 0): [2.0, 2.0],
+            }
             assert is_clean(net)
             assert f(jnp.ones(2)).tolist() == [6.0, 6.0]
 
         def write(other):
             net.calls.value = net.calls + 1
 
-        with pytest.raises(ab.errors.CapturedWriteError):
-            ab.capture(write)(Net())
-        assert int(net.calls.value) == 0
+        ab.capture(write)(Net())
+        assert int(net.calls.value) == 1
+
+    def test_modules_that_nobody_can_foresee_are_refused(self):
+        hidden = types.SimpleNamespace(net=Net())
+
+        def call(x):
+            return hidden.net(x)
+
+        for f in (call, ab.jit(call), ab.vmap(call)):
+            with pytest.raises(ab.errors.CapturedWriteError, match=r"Block.*argument"):
+                ab.capture(f)(jnp.ones(2))
+            assert is_clean(hidden.net)
+            assert f(jnp.ones(2)).tolist() == [6.0, 6.0]
 
     def test_threads_do_not_see_each_other(self):
         net, states, failures = Net(), {}, []

@@ -104,11 +104,11 @@ def test_python_errors_change_nothing():
     assert stock.log == []
 
 
-def test_outer_objects_are_not_written():
-    stock = Stock(5)
-    with pytest.raises(ab.errors.CapturedWriteError):
-        transforms.checkify(lambda n: stock.take(n + 1))(1)
-    assert int(stock.left) == 5
+def test_captured_objects_are_written():
+    stock, plain = Stock(5), Stock(5)
+    plain.take(2)
+    transforms.checkify(lambda n: stock.take(n + 1))(1)
+    assert int(stock.left) == int(plain.left) != 5
 
 
 def test_constants_come_back_as_arrays_through_lanes_too():

@@ -13,7 +13,7 @@ import pytest
 
 import anabranch as ab
 from anabranch import transforms
-from anabranch.errors import BroadcastWriteError, CapturedWriteError, StructureError
+from anabranch.errors import BroadcastWriteError, StructureError
 from anabranch.transforms import _runners
 
 
@@ -337,15 +337,15 @@ class TestDisagreement:
         assert model.w.value is w
         assert not hasattr(model, "new")
 
-    def test_captured_writes_are_refused(self):
-        v = ab.Variable(1)
+    def test_captured_objects_are_written_by_the_branch_that_runs(self):
+        v, w = ab.Variable(1), ab.Variable(1)
 
-        def write():
+        def write(v):
             v.value = 2
 
-        with pytest.raises(CapturedWriteError):
-            transforms.cond(True, write, lambda: None)
-        assert int(v) == 1
+        for pred in (True, False):
+            transforms.cond(pred, lambda: write(v), lambda: write(w))
+            assert (int(v), int(w)) == ((2, 1) if pred else (2, 2))
 
 
 class TestTraceCounts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import types
 import weakref
 from typing import Any
 
@@ -397,26 +398,22 @@ class TestFailures:
             transforms.jit(f)(layer)
             jax.block_until_ready(layer.w.value)
 
-    def test_writing_a_captured_object_is_refused(self):
-        layer, other = Layer(), Layer()
+    def test_writing_a_hidden_module_is_refused(self):
+        layer, hidden = Layer(), types.SimpleNamespace(other=Layer())
 
         def f(m):
             m.w.value = m.w + 1
-            other.w.value = m.w.value
+            hidden.other.new = m.w
 
-        def g(m):
-            other.new = m.w
-
-        for function in (f, g):
-            with pytest.raises(ab.errors.CapturedWriteError, match="argument"):
-                transforms.jit(function)(layer)
+        with pytest.raises(ab.errors.CapturedWriteError, match="argument"):
+            transforms.jit(f)(layer)
         assert layer.w.value.tolist() == [1.0, 1.0]
-        assert list(vars(other)) == ["w", "calls"]
+        assert list(vars(hidden.other)) == ["w", "calls"]
 
-    def test_returning_a_captured_object_is_refused(self):
-        other = Layer()
+    def test_returning_a_hidden_module_is_refused(self):
+        hidden = types.SimpleNamespace(other=Layer())
         with pytest.raises(ab.errors.CapturedWriteError, match="as a copy"):
-            transforms.jit(lambda m: other)(Layer())
+            transforms.jit(lambda m: hidden.other)(Layer())
 
     def test_immutable_values_cannot_be_changed_in_place(self):
         layer = Layer()
@@ -661,10 +658,10 @@ class TestOptions:
         assert v.value.tolist() == [2.0, 2.0]
 
     def test_messages_name_the_function_of_the_user(self):
-        v = ab.Param(1.0)
+        hidden = types.SimpleNamespace(layer=Layer())
 
         def capture_it(x):
-            v.value = x
+            hidden.layer.new = x
 
         with pytest.raises(ab.errors.CapturedWriteError, match=r"jit of capture_it at .*test_jit"):
             transforms.jit(capture_it)(1.0)
