@@ -348,8 +348,7 @@ class TestArguments:
         m = Layer()
         g = transforms.custom_vjp(m.loss)
         g.defvjp(lambda x: (m.loss(x), None), lambda _, ct: (ct * X,))
-        with pytest.raises((StructureError, CapturedWriteError)):
-            transforms.grad(g)(X)
+        assert transforms.grad(g)(X).tolist() == X.tolist()
 
     def test_keywords_and_defaults(self):
         @transforms.custom_vjp
