@@ -18,7 +18,6 @@ from anabranch.errors import CapturedWriteError, NodeTypeError, StaticValueError
 from anabranch.graph import _classify
 from anabranch.graph._flatten import flatten, namer
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._kinds import Kind
 from anabranch.transforms._box import ONE_GROUP, run_inside
 from anabranch.transforms._custom_rules import (
     RESULT,
