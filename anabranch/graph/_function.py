@@ -37,14 +37,14 @@ class Capture(NamedTuple):
     """A place where a function reaches an object."""
 
     where: str
-    at: int | str  # the number of a cell or a default, the name of a global
+    at: Any  # the number of a cell or a default, the name of a global
     name: str
 
     def read(self, function: types.FunctionType) -> Any:
         """Return what is there now."""
         if self.where == CELL:
             try:
-                return (function.__closure__ or ())[self.at].cell_contents  # type: ignore[index]
+                return _cells(function)[self.at].cell_contents
             except ValueError:
                 return Unset
         if self.where == GLOBAL:
@@ -59,7 +59,7 @@ class Capture(NamedTuple):
         """Put something else there."""
         held: Any
         if self.where == CELL:
-            held = (function.__closure__ or ())[self.at]  # type: ignore[index]
+            held = _cells(function)[self.at]
             if value is Unset:
                 del held.cell_contents
             else:
@@ -74,7 +74,11 @@ class Capture(NamedTuple):
             held[self.at] = value
             function.__defaults__ = tuple(held)
         else:
-            function.__kwdefaults__ = {**function.__kwdefaults__, self.name: value}
+            function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), self.name: value}
+
+
+def _cells(function: types.FunctionType) -> list[types.CellType]:
+    return [*(function.__closure__ or ())]
 
 
 class Origin:
@@ -164,7 +168,7 @@ class _FunctionKind(Kind):
                 capture.write(obj, value)
 
     def empty(self, obj: Any) -> None:
-        """Bring globals that a twin has set, and that are none of its contents, to the real ones."""
+        """Bring globals that a twin has set, and that are none of its contents, outside."""
         scope = obj.__globals__
         origin = _TWINS.get(obj)
         if type(scope) is Globals and origin is not None:
@@ -185,7 +189,7 @@ FUNCTION = _FunctionKind("function")
 def _copy(origin: Origin) -> types.FunctionType:
     """Return a function with the same code, whose captured cells are empty."""
     function = origin.function
-    cells = list(function.__closure__ or ())
+    cells = _cells(function)
     for capture in origin.captures:
         if capture.where == CELL:
             cells[capture.at] = types.CellType()

@@ -14,7 +14,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from anabranch import _jax
 from anabranch.graph import _classify, _kinds
@@ -23,7 +23,8 @@ from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import Found, Scope
 from anabranch.graph._variable import Variable
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Capturing(NamedTuple):
@@ -60,11 +61,11 @@ _ATTEMPTS = _Attempts()
 _FOUND: weakref.WeakKeyDictionary[Any, list[weakref.ref[Variable]]] = weakref.WeakKeyDictionary()
 
 
-def lifting(call: F) -> F:
+def lifting(call: Callable[P, R]) -> Callable[P, R]:
     """Let a function that splits and runs a call be tried again with what was found in vain."""
 
     @functools.wraps(call)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
         attempt = Attempt()
         stack = _ATTEMPTS.stack
         stack.append(attempt)
@@ -81,7 +82,7 @@ def lifting(call: F) -> F:
         finally:
             stack.pop()
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 def _remember(attempt: Attempt, found: Sequence[Variable]) -> None:
