@@ -89,6 +89,33 @@ def reachable(roots: Iterable[Any]) -> list[Any]:
     return list(found.values())
 
 
+def signature_of(roots: Iterable[Any]) -> list[Any]:
+    """Describe the structure of objects: equal if they differ in what arrays hold, at most.
+
+    Containers may be others of the same structure; all other nodes are themselves.
+    """
+    numbers: dict[int, int] = {}
+    kept: list[Any] = list(roots)
+    stack, found = kept[::-1], list[Any]()
+    while stack:
+        obj = stack.pop()
+        if is_array(obj):
+            found.append((type(obj), obj.shape, obj.dtype, getattr(obj, "weak_type", False)))
+        elif is_node(obj) or is_value(obj):
+            new = id(obj) not in numbers
+            number = numbers.setdefault(id(obj), len(numbers)) if is_node(obj) else -1
+            itself = is_node(obj) and type(obj) not in DICTS + LISTS
+            found.append((type(obj), number, id(obj) if itself else None))
+            if new:
+                kept.append(obj)
+                held = edges(obj)
+                found.append([label for label, _ in held])
+                stack.extend(child for _, child in reversed(held))
+        else:
+            found.append((type(obj), repr(obj)))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What some objects hold at one moment, by identity."""
@@ -99,7 +126,7 @@ class Snapshot:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "held", [edges(node) for node in self.nodes])
-        object.__setattr__(self, "raw", [_raw(node) for node in self.nodes])
+        object.__setattr__(self, "raw", [raw(node) for node in self.nodes])
 
     def changes(self) -> list[str]:
         """Name every entry that is not the very same object any more."""
@@ -119,8 +146,8 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put everything back."""
-        for node, raw in zip(self.nodes, self.raw, strict=True):
-            _put_back(node, raw)
+        for node, held in zip(self.nodes, self.raw, strict=True):
+            put_back(node, held)
 
 
 def _same_key(label: str, old: Any, new: Any) -> bool:
@@ -128,7 +155,8 @@ def _same_key(label: str, old: Any, new: Any) -> bool:
     return label.startswith("<") and type(old) is type(new) and old == new
 
 
-def _raw(node: Any) -> Any:
+def raw(node: Any) -> Any:
+    """Return what a node holds, for `put_back`."""
     if isinstance(node, ab.Variable):
         return node.value, dict(node.get_metadata())
     if type(node) in LISTS:
@@ -138,21 +166,22 @@ def _raw(node: Any) -> Any:
     return _attributes(node)
 
 
-def _put_back(node: Any, raw: Any) -> None:
+def put_back(node: Any, held: Any) -> None:
+    """Give a node these contents."""
     if isinstance(node, ab.Variable):
-        value, metadata = raw
+        value, metadata = held
         if node.value is not value:
             node.value = value
         # There is no public way to take metadata away; restored worlds only ever run plainly.
         object.__setattr__(node, "_metadata", types.MappingProxyType(metadata))
     elif type(node) in LISTS:
         node.clear()
-        node.extend(raw)
+        node.extend(held)
     elif type(node) in DICTS:
         node.clear()
-        node.update(raw)
+        node.update(held)
     else:
         for name in _attributes(node):
             delattr(node, name)
-        for name, child in raw.items():
+        for name, child in held.items():
             setattr(node, name, child)

@@ -160,6 +160,17 @@ class Expressions:
             items.append(f"n={self.static_attribute()}")
         return f"{cls.__name__}({', '.join(items)})"
 
+    def model(self, places: Places) -> str:
+        """Draw an object that holds arrays and Variables, some of them deeper."""
+        parts: list[str] = []
+        for name in NAMES[: self.rng.randint(2, 4)]:
+            inside = [self.variable(places) for _ in range(self.rng.randint(1, 3))]
+            keyed = ", ".join(f"{key!r}: {x}" for key, x in zip("xyz", inside, strict=False))
+            forms = [inside[0], inside[0], self.new_array(), f"[{', '.join(inside)}]"]
+            forms += [f"{{{keyed}}}", f"Record({inside[0]}, {self.array(places)})"]
+            parts.append(f"{name}={self.rng.choice(forms)}")
+        return f"{self.rng.choice(['Block', 'Block', 'Box'])}({', '.join(parts)})"
+
     def value(self, places: Places, depth: int) -> str:
         """Draw a value: it is walked through, and has no identity."""
         nodes = places.holders()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -188,6 +189,11 @@ def bounded(x: Any) -> Any:
     return jnp.clip(x, -8, 8)
 
 
+def cyclic(x: Any) -> Any:
+    """Keep numbers small without an end where they would stay."""
+    return jnp.mod(x + 8, 16) - 8
+
+
 NAMES = "a b c d e".split()
 ATTRIBUTE_NODES = (Block, Strict, Box, Slotted, Record)
 DICTS = (dict, OrderedDict, defaultdict)
@@ -202,6 +208,7 @@ VOCABULARY: dict[str, Any] = {
     "poke": poke,
     "array": arrays_only(array),
     "bounded": arrays_only(bounded),
+    "cyclic": arrays_only(cyclic),
     "floor": arrays_only(jnp.floor),
     "maximum": arrays_only(jnp.maximum),
     "minimum": arrays_only(jnp.minimum),
@@ -209,6 +216,7 @@ VOCABULARY: dict[str, Any] = {
     "where": arrays_only(jnp.where),
     "skip": _Skip(),
     "partial": functools.partial,
+    "MethodType": types.MethodType,
     "OrderedDict": OrderedDict,
     "defaultdict": defaultdict,
     "deque": deque,

@@ -10,6 +10,22 @@ from typing import Any
 
 from tests.property.objects import VOCABULARY
 
+ROUTES = ("cell", "global", "default", "helper", "held", "partial", "method")
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """An object that a function reaches without being passed it."""
+
+    name: str
+    """What the function calls it."""
+
+    route: str
+    """One of `ROUTES`."""
+
+    root: str
+    """What it is, in the namespace of the caller."""
+
 
 @dataclass(frozen=True, slots=True)
 class Function:
@@ -24,14 +40,51 @@ class Function:
     lines: tuple[str, ...]
     returned: str
     lenient: bool
+    captures: tuple[Capture, ...] = ()
+
+    def by(self, *routes: str) -> list[Capture]:
+        return [capture for capture in self.captures if capture.route in routes]
 
     def text(self) -> str:
-        body = [f"with skip: {line}" if self.lenient else line for line in self.lines]
+        """Return the function, and how it gets at what it captures."""
+        lines = [f"{c.name} = {c.root}" for c in self.by("global")]
+        for c in self.by("helper"):
+            lines += [f"{c.name}_global = {c.root}", f"def get_{c.name}(): return {c.name}_global"]
+        lines += [f"held_{c.name} = [{c.root}]" for c in self.by("held")]
+        cells = self.by("cell")
+        if cells:
+            names, roots = ", ".join(c.name for c in cells), ", ".join(c.root for c in cells)
+            inner = f"{self._definition()}\nreturn {self.name}"
+            lines += [f"def make({names}):", textwrap.indent(inner, "    ")]
+            lines.append(f"{self.name} = make({roots})")
+        else:
+            lines.append(self._definition())
+        held = [f"{c.name}={c.root}" for c in self.by("partial")]
+        if held:
+            lines.append(f"{self.name} = partial({', '.join([self.name, *held])})")
+        lines += [f"{self.name} = MethodType({self.name}, {c.root})" for c in self.by("method")]
+        return "\n".join(lines)
+
+    def _definition(self) -> str:
+        body = [f"{c.name} = get_{c.name}()" for c in self.by("helper")]
+        body += [f"{c.name} = held_{c.name}[0]" for c in self.by("held")]
+        body += [f"with skip: {line}" if self.lenient else line for line in self.lines]
         if self.lenient and self.returned != "None":
             body += ["out = None", f"with skip: out = {self.returned}", "return out"]
         else:
             body.append(f"return {self.returned}")
-        return f"def {self.name}({self.signature}):\n" + textwrap.indent("\n".join(body), "    ")
+        text = textwrap.indent("\n".join(body), "    ")
+        return f"def {self.name}({self._parameters()}):\n{text}"
+
+    def _parameters(self) -> str:
+        given = self.signature.split(", ") if self.signature else []
+        last = given.pop() if given and given[-1].startswith("**") else None
+        own = [c.name for c in self.by("partial")]
+        own += [f"{c.name}={c.root}" for c in self.by("default")]
+        if own and not any(name.startswith("*") for name in given):
+            given.append("*")
+        first = [c.name for c in self.by("method")]
+        return ", ".join([*first, *given, *own, *([last] if last else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +134,14 @@ class Scenario:
             exec(line, VOCABULARY, names)
         return names
 
-    def compile(self) -> dict[str, Callable[..., Any]]:
-        """Make the functions; their globals hold no object of any world."""
-        namespace = dict(VOCABULARY)
-        for function in self.functions:
-            exec(function.text(), namespace)
-        return {function.name: namespace[function.name] for function in self.functions}
+    def function(self, name: str, names: dict[str, Any]) -> Callable[..., Any]:
+        """Make a function, which captures objects of the caller as they are now."""
+        function = next(f for f in self.functions if f.name == name)
+        namespace = {**VOCABULARY, **names}
+        exec(function.text(), namespace)
+        for root in names:  # it reaches what it captures, and nothing else
+            del namespace[root]
+        return namespace[name]
 
 
 def arguments(text: str, names: dict[str, Any]) -> Arguments:
@@ -109,6 +164,13 @@ def smaller(scenario: Scenario) -> Iterator[Scenario]:
             variants.append(dataclasses.replace(function, returned="None"))
         if function.lenient:
             variants.append(dataclasses.replace(function, lenient=False))
+        for i, capture in enumerate(function.captures):
+            rest = function.captures[:i], function.captures[i + 1 :]
+            simple = dataclasses.replace(capture, route="cell")
+            if capture != simple:
+                captures = (*rest[0], simple, *rest[1])
+                variants.append(dataclasses.replace(function, captures=captures))
+            variants.append(dataclasses.replace(function, captures=rest[0] + rest[1]))
         for variant in variants:
             others = scenario.functions
             yield dataclasses.replace(scenario, functions=(*others[:k], variant, *others[k + 1 :]))

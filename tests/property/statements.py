@@ -81,6 +81,30 @@ class Statements:
         right = f"array({self.rng.choice(scalars).path}[0])" if scalars else "1"
         return f"{path}[{index}] = {self.rng.choice([right, right, '2'])}"
 
+    def accumulate(self, places: Places) -> list[str]:
+        """Compute an array anew from itself and others, so that only its elements change."""
+        place = self.one([p for p in places.arrays() if p.assignable or p.path.endswith(".value")])
+        if place is None:
+            return []
+        path, array = place.path, place.obj
+        fits = [
+            p.path
+            for p in places.arrays()
+            if p.obj.shape in ((), (1,), array.shape)
+            and p.obj.dtype.kind in ("i", array.dtype.kind)
+        ]
+        x, y = self.rng.choice(fits), self.rng.choice(fits)
+        forms = [
+            f"{path} + {x}",
+            f"{path} - {x}",
+            f"{path} * 2 - {x}",
+            f"where({x} > 0, {y}, {path})",
+        ]
+        forms += [f"{path} + 1", f"maximum({path}, {x}) - {y}"]
+        if array.ndim:
+            forms += [f"{path}[::-1] + {x}", f"{path} + total({path})"]
+        return [f"{path} = cyclic({self.rng.choice(forms)})"]
+
     def write_numpy(self, places: Places) -> list[str]:
         """Write into a NumPy array of the caller, which no version stamp can notice."""
         held = [p for p in places.all if isinstance(p.obj, np.ndarray) and p.obj.size]

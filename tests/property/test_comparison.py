@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import Counter
 
 import pytest
 
-from tests.property import wrong
+from tests.property import chains, wrong
 from tests.property.failures import symptom_of
 from tests.property.programs import generate
 from tests.property.scenario import Call, Function, Outside, Scenario, shrink
-from tests.property.worlds import run
+from tests.property.worlds import Case, run
 
 program = functools.cache(generate)
 
@@ -40,7 +41,7 @@ def test_the_programs_are_varied():
 def test_the_plain_call_is_equal_to_itself(chunk):
     raised = 0
     for seed in range(chunk * 40, (chunk + 1) * 40):
-        outcome = run(program(seed), wrong.undo)
+        outcome = run(Case(program(seed), wrong.undo))
         assert outcome.kind == "equal", f"{program(seed).text()}\n{outcome.message}"
         raised += outcome.raised
     assert raised > 5
@@ -51,7 +52,7 @@ def test_a_wrong_transform_is_seen_whenever_it_acts(damage):
     seen = 0
     for seed in range(1000, 1200):
         transform = wrong.Wrong(damage)
-        outcome = run(program(seed), transform)
+        outcome = run(Case(program(seed), transform))
         expected = "unequal" if transform.acted else "equal"
         assert outcome.kind == expected, f"{program(seed).text()}\n{outcome.message}"
         seen += transform.acted
@@ -72,8 +73,8 @@ def test_a_wrong_transform_is_seen_whenever_it_acts(damage):
 def test_an_error_is_compared_and_leaves_everything_as_it_was(transform, message):
     function = Function("f", "p", ("p.a = 2", "raise Boom('injected')"), "None", False)
     scenario = Scenario(0, ("o = Block(a=1)",), (function,), (Call("r", "f", "o"),))
-    assert run(scenario, wrong.undo).raised == 1
-    outcome = run(scenario, transform)
+    assert run(Case(scenario, wrong.undo)).raised == 1
+    outcome = run(Case(scenario, transform))
     assert outcome.kind == "unequal"
     assert message in outcome.message
 
@@ -82,8 +83,28 @@ def test_the_program_goes_on_after_an_error():
     function = Function("f", "p, q", ("p.a += 1", "q.a = p.a", "q.b.c = p"), "q", False)
     calls = (Call("r1", "f", "o, o"), Outside("o.b = Block(c=o)"), Call("r2", "f", "o, o"))
     scenario = Scenario(0, ("o = Block(a=1)",), (function,), calls)
-    outcome = run(scenario, wrong.undo)
+    outcome = run(Case(scenario, wrong.undo))
     assert (outcome.kind, outcome.raised) == ("equal", 1)
+
+
+def test_a_step_too_many_is_seen():
+    kinds: Counter[str] = Counter()
+    for seed in range(10):
+        case = chains.repeating(seed)
+        assert run(case).kind in ("equal", "refused")
+        kinds[run(dataclasses.replace(case, plain=wrong.once_more(case.plain))).kind] += 1
+    assert kinds["unequal"] >= 3
+
+
+def test_lanes_that_are_confused_are_seen():
+    seen = 0
+    for seed in range(10):
+        case = chains.in_lanes(seed)
+        transform = wrong.Wrong(wrong.other_lanes, case.transform)
+        outcome = run(dataclasses.replace(case, transform=transform))
+        assert outcome.kind == ("unequal" if transform.acted else run(case).kind)
+        seen += transform.acted
+    assert seen >= 3
 
 
 def test_a_failing_program_is_made_smaller():
@@ -93,7 +114,7 @@ def test_a_failing_program_is_made_smaller():
     scenario = Scenario(0, build, (function,), (Call("r", "f", "o, x"), Outside("x.clear()")))
 
     wrongly = wrong.Wrong(wrong.off_by_one)
-    small = shrink(scenario, lambda candidate: "unequal" in symptom_of(candidate, wrongly))
+    small = shrink(scenario, lambda candidate: "unequal" in symptom_of(Case(candidate, wrongly)))
     assert small.functions == (Function("f", "p, q", lines[1:2], "None", False),)
     assert small.actions == scenario.actions[:1]
     assert small.build == scenario.build

@@ -7,31 +7,38 @@ from __future__ import annotations
 
 import pytest
 
-from tests.property.chains import chain_of
-from tests.property.failures import TRANSFORMS, case, failure
-from tests.property.programs import generate
+from tests.property.chains import CASES
+from tests.property.failures import failure
 from tests.property.worlds import run
 
 CHUNK = 25
-CHUNKS = 20
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_random_programs_are_equal_to_the_plain_call(name, chunk):
+def check(name, chunk):
+    refused = 0
     for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
-        if text := failure(generate(seed), TRANSFORMS[name]):
-            pytest.fail(text, pytrace=False)
+        outcome = run(case := CASES[name](seed))
+        if outcome.kind == "unequal":
+            pytest.fail(f"{name} {seed}\n{failure(case)}", pytrace=False)
+        refused += outcome.kind == "refused"
+    assert refused < CHUNK / 2
+
+
+@pytest.mark.parametrize("chunk", range(20))
+def test_random_programs_are_equal_to_the_plain_call(chunk):
+    check("jit", chunk)
 
 
 @pytest.mark.parametrize("chunk", range(12))
 def test_random_programs_are_equal_under_nested_transforms(chunk):
-    refused = 0
-    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
-        scenario, transform, refusing = case("nested", seed)
-        outcome = run(scenario, transform)
-        if refusing and outcome.kind == "refused":
-            refused += 1
-        elif outcome.kind != "equal":
-            pytest.fail(f"{chain_of(seed)}\n{failure(scenario, transform)}", pytrace=False)
-    assert refused < CHUNK / 2
+    check("nested", chunk)
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_random_programs_in_loops_are_equal_to_the_python_loop(chunk):
+    check("loops", chunk)
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_random_programs_in_lanes_are_equal_to_each_lane_alone(chunk):
+    check("lanes", chunk)

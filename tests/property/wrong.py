@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import anabranch as ab
 from tests.property.contents import Snapshot, edges, is_array, is_node, is_value, reachable
 from tests.property.objects import ATTRIBUTE_NODES, DICTS
-from tests.property.worlds import same_leaf
+from tests.property.spread import LANES
+from tests.property.worlds import Transform, same_leaf
 
 Damage = Callable[[Snapshot, list[Any]], bool]
 
@@ -40,12 +41,13 @@ def undo(function: Callable[..., Any]) -> Callable[..., Any]:
 class Wrong:
     """`undo`, and a damage after every call that returned; `acted` counts the damages."""
 
-    def __init__(self, damage: Damage) -> None:
+    def __init__(self, damage: Damage, right: Transform = undo) -> None:
         self.damage = damage
+        self.right = right
         self.acted = 0
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        inner = undo(function)
+        inner = self.right(function)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -276,3 +278,26 @@ def wrap_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             raise RuntimeError("wrapped") from error
 
     return call
+
+
+def once_more(transform: Transform) -> Transform:
+    """Call the function once more than is right."""
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            transform(function)(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return call
+
+    return wrap
+
+
+def other_lanes(before: Snapshot, roots: list[Any]) -> bool:
+    """Give the lanes of a Variable to other lanes."""
+    for variable, _ in _values(before):
+        value = variable.value
+        if value.shape[:1] == (LANES,) and not same_leaf(value, value[::-1]):
+            variable.value = value[::-1]
+            return True
+    return False

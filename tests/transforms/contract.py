@@ -104,35 +104,37 @@ def _with_jvp(f: Callable[..., Any]) -> Any:
     return wrapped
 
 
-def _scan(f: Any, args: Any, kwargs: Any) -> Any:
+def _scan(f: Any, args: Any, kwargs: Any, steps: int) -> Any:
     def step(count: Any, x: Any, args: Any, kwargs: Any) -> Any:
         return count + 1, f(args, kwargs)
 
     axes = (ab.Carry, 0, None, None)
-    return transforms.scan(step, in_axes=axes)(0, jnp.arange(1.0), args, kwargs)[1]
+    return transforms.scan(step, in_axes=axes)(0, jnp.arange(float(steps)), args, kwargs)[1]
 
 
-def _fori(f: Any, args: Any, kwargs: Any) -> None:
+def _fori(f: Any, args: Any, kwargs: Any, steps: int) -> None:
     def body(i: Any, state: Any) -> Any:
         f(*state)
         return state
 
-    transforms.fori_loop(0, 1, body, (args, kwargs))
+    transforms.fori_loop(0, steps, body, (args, kwargs))
 
 
-def _while(f: Any, args: Any, kwargs: Any) -> None:
+def _while(f: Any, args: Any, kwargs: Any, steps: int) -> None:
     def body(state: Any) -> Any:
         f(*state[1:])
         return (state[0] + 1, *state[1:])
 
-    transforms.while_loop(lambda state: state[0] < 1, body, (0, args, kwargs))
+    transforms.while_loop(lambda state: state[0] < steps, body, (0, args, kwargs))
 
 
-STEADY: dict[str, Wrap] = {
-    "scan": packed(_scan),
-    "fori_loop": packed(_fori),
-    "while": packed(_while),
-}
+def loops(steps: int) -> dict[str, Wrap]:
+    """Return the loops, with some number of steps."""
+    found = {"scan": _scan, "fori_loop": _fori, "while": _while}
+    return {name: packed(functools.partial(run, steps=steps)) for name, run in found.items()}
+
+
+STEADY: dict[str, Wrap] = loops(1)
 """Equal to the plain call if the function leaves the structure that it started from."""
 
 
