@@ -100,6 +100,10 @@ class CapturedWriteError(TraceLevelError):
     """An object of an outer trace was changed inside a traced function."""
 
 
+class StaleCaptureError(AnabranchError, RuntimeError):
+    """A constant of a compiled function has changed since."""
+
+
 class SpentTwinError(AnabranchError, RuntimeError):
     """An inner twin was used after the trace that it was made for."""
 
