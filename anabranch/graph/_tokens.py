@@ -108,11 +108,15 @@ def check_owned(obj: object, token: Any, action: str) -> None:
 
 def refuse(obj: object, action: str) -> NoReturn:
     """Raise `CapturedWriteError` for an object of another trace."""
+    from anabranch.graph._expression import expression_for  # it needs all kinds of objects
+
     trace = _current_trace()
     eager = trace is None or trace is _ROOT
     here = "eager code" if eager else _jax.describe_boundary(trace)
+    name = expression_for(obj)
+    named = "" if name is None else f" ({name})"
     raise CapturedWriteError(
-        f"Cannot {action} of {type(obj).__name__}: the object belongs to another trace "
+        f"Cannot {action} of {type(obj).__name__}{named}: the object belongs to another trace "
         f"level than {here}, which runs now: the write would be lost or would leak a tracer.\n"
         "Pass the object as an argument to a transform of anabranch.transforms "
         "(for example `transforms.jit(f)(obj)` in place of a closure over it)."

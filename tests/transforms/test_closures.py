@@ -360,6 +360,27 @@ class TestPlainJax:
         assert float(layer.w) == 2.0
         PLAIN[name](lambda x: layer.w * x)
 
+    def test_the_message_says_how_the_object_is_reached(self):
+        held = types.SimpleNamespace(layers=[Layer(), Layer()])
+
+        def write(x):
+            held.layers[1].n.value += 1
+
+        def set_attribute(x):
+            target = GLOBAL
+            target.new = x
+
+        def write_shared(x):
+            Layer.shared.value = x
+
+        for f, name in (
+            (write, r"held\.layers\[1\]\.n"),
+            (set_attribute, "GLOBAL"),
+            (write_shared, r"Layer\.shared"),
+        ):
+            with pytest.raises(CapturedWriteError, match=rf"\({name}\).*jit of"):
+                jax.jit(f)(1.0)
+
     @pytest.mark.parametrize("name", PLAIN)
     def test_our_jit_inside_that_only_reads(self, name):
         """C9."""
