@@ -34,6 +34,11 @@ def test_random_programs_are_equal_under_nested_transforms(chunk):
     check("nested", chunk)
 
 
+@pytest.mark.parametrize("chunk", range(12))
+def test_random_programs_are_equal_with_captured_objects(chunk):
+    check("captured", chunk)
+
+
 @pytest.mark.parametrize("chunk", range(4))
 def test_random_programs_in_loops_are_equal_to_the_python_loop(chunk):
     check("loops", chunk)
