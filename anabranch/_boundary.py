@@ -14,6 +14,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +29,10 @@ R = TypeVar("R")
 
 _OWN = str(Path(__file__).parent) + os.sep
 _JAX = str(Path(jax.__file__).parent) + os.sep
+_OWN_FUNCTION = re.compile(rf"the function \S+ at {re.escape(_OWN)}\S+")
+
+rewriters: list[Callable[[str], str]] = [lambda text: _OWN_FUNCTION.sub("the function", text)]
+"""What the text of an error goes through, to have places of ours replaced by the user's."""
 
 
 def boundary(transform: str, function: Any = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -62,7 +67,18 @@ def leave(error: BaseException, transform: str, function: Any = None) -> None:
     """
     if isinstance(error, AnabranchError):
         error.pass_through(transform, None if function is None else where(function))
+    for each in _connected(error):
+        _rewrite(each)
     hide_frames(error)
+
+
+def _rewrite(error: BaseException) -> None:
+    if error.args and type(error.args[0]) is str:
+        text = error.args[0]
+        for rewriter in rewriters:
+            text = rewriter(text)
+        if text is not error.args[0]:
+            error.args = (text, *error.args[1:])
 
 
 def hide_frames(error: BaseException) -> None:

@@ -27,17 +27,30 @@ class AnabranchError(Exception):
             transform: its name.
             function: name and place of the function that was transformed.
         """
-        if function is None and super().__str__().startswith(f"{transform}:"):
+        if function is None and str(self).startswith(f"{transform}:"):
             return
         line = f"in {transform}" if function is None else f"in {transform} of {function[:300]}"
         self._passed = (*self._passed, line)
 
     def __str__(self) -> str:
         passed = first_few(self._passed)
-        text = super().__str__()
+        # not as it would be for a KeyError, which shows its argument in quotes
+        text = str(self.args[0]) if len(self.args) == 1 else super().__str__()
         if not passed:
             return bounded(text)
         return f"{bounded(text, _MESSAGE_LIMIT - len(passed) - 1)}\n{passed}"
+
+
+class ArgumentError(AnabranchError, TypeError, ValueError):
+    """A function of anabranch was given something that it does not take."""
+
+
+class CopyError(AnabranchError, TypeError):
+    """An object of which there can be only one was copied or pickled."""
+
+
+class ReadOnlyError(AnabranchError, TypeError):
+    """A view that is only for reading was written."""
 
 
 class ContextValueNotSetError(AnabranchError, LookupError):
@@ -90,6 +103,22 @@ class FilterError(AnabranchError, ValueError):
 
 class UpdateError(AnabranchError, ValueError):
     """A state does not fit the object that it is written to."""
+
+
+class MissingPathError(AnabranchError, KeyError):
+    """A state has nothing at a path."""
+
+
+class MissingStreamError(AnabranchError, AttributeError, KeyError):
+    """A random stream is asked for that is not there."""
+
+
+class VariableAttributeError(AnabranchError, AttributeError):
+    """A Variable has no such attribute, or not one that can be set or deleted."""
+
+
+class IndexWriteError(AnabranchError, TypeError, ValueError):
+    """What is written into a Variable by index does not fit its array."""
 
 
 class TraceLevelError(AnabranchError, RuntimeError):

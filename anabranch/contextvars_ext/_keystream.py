@@ -15,6 +15,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from anabranch.errors import ArgumentError, CopyError
+
 IntScalar: TypeAlias = "int | np.integer[Any] | jax.Array"
 
 # Words in a raw key, by the name of JAX's default implementation.
@@ -23,26 +25,26 @@ _RAW_KEY_WORDS: Final = {"threefry2x32": 2, "rbg": 4, "unsafe_rbg": 4}
 
 def _check_key(key: object) -> jax.Array:
     if not isinstance(key, (jax.Array, np.ndarray)):
-        raise TypeError(
+        raise ArgumentError(
             f"A KeyStream starts from a key, as jax.random.key(0) makes one, not from {key!r:.200}."
         )
     described = f"an array of shape {key.shape} and dtype {key.dtype}"
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape != ():
-            raise ValueError(
+            raise ArgumentError(
                 f"A KeyStream starts from one key, not from {described}. Take one of them, or use "
                 "jax.vmap over the keys and make the stream inside."
             )
         return cast("jax.Array", key)
     if key.dtype != np.uint32:
-        raise TypeError(
+        raise ArgumentError(
             f"A KeyStream starts from jax.random.key(seed) or from a raw uint32 key, not from "
             f"{described}."
         )
     implementation = str(cast("Any", jax.config).jax_default_prng_impl)
     words = _RAW_KEY_WORDS.get(implementation)
     if key.ndim != 1 or (words is not None and key.shape != (words,)):
-        raise ValueError(
+        raise ArgumentError(
             f"A raw key of {implementation} is a vector of {words} words, not {described}. For "
             "several keys use jax.vmap and make the stream inside."
         )
@@ -58,8 +60,11 @@ def _check_offset(offset: object) -> IntScalar:
         number = int(offset.__index__())
         if 0 <= number < 2**32:
             return number
-        raise ValueError(f"The offset of a KeyStream has to be in [0, 2**32), and {number} is not.")
-    raise TypeError(
+        raise ArgumentError(
+            f"The offset of a KeyStream is in [0, 2**32), but the one given has "
+            f"{number.bit_length()} bits, or is negative."
+        )
+    raise ArgumentError(
         f"The offset of a KeyStream is an integer or an integer array of shape (), not "
         f"{offset!r:.200}."
     )
@@ -125,7 +130,10 @@ class KeyStream:
         return self is other
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a KeyStream is not copied or pickled: both would give equal keys")
+        raise CopyError(
+            "A KeyStream is not copied or pickled, since both would give equal keys. Make another "
+            "one from another key."
+        )
 
     def __repr__(self) -> str:
         kind = "traced" if isinstance(self._key, jax.core.Tracer) else str(self._key.dtype)

@@ -19,6 +19,7 @@ from anabranch.contextvars_ext._keystream import KeyStream
 from anabranch.contextvars_ext._plumb import plumb_and_transform
 from anabranch.contextvars_ext._set_on_enter import SetOnEnter
 from anabranch.contextvars_ext._var import JitAwareContextVar
+from anabranch.errors import ArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,7 +82,7 @@ def set_keystream_on_enter(keystream: KeyStream) -> SetOnEnter[KeyStream]:
         1
     """
     if not isinstance(keystream, KeyStream):
-        raise TypeError(f"Wrap a key into a stream: KeyStream(key). Got {keystream!r:.200}.")
+        raise ArgumentError(f"Wrap a key into a stream: KeyStream(key). Got {keystream!r:.200}.")
     return _keystream_var.set_on_enter(keystream)
 
 
@@ -125,7 +126,7 @@ def set_default_seed(seed: int) -> None:
         True
     """
     if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
-        raise TypeError(f"A seed is an integer, not {seed!r:.200}.")
+        raise ArgumentError(f"A seed is an integer, not {seed!r:.200}.")
     _default_stream.reset(int(seed.__index__()))
 
 
@@ -146,7 +147,7 @@ def _behind_key(jit_kwargs: dict[str, Any]) -> dict[str, Any]:
     if isinstance(shardings, (tuple, list)):
         shifted["in_shardings"] = (None, *cast("tuple[Any, ...]", shardings))
     elif shardings is not None:
-        raise TypeError(
+        raise ArgumentError(
             "Give in_shardings to plumb_rng_key_and_jit as a tuple with one entry per positional "
             f"argument, not as {type(shardings).__name__}: the key that is plumbed in has its own."
         )

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, ParamSpec, TypeVar, cast, overload
 
-from anabranch.errors import StructureError, bounded
+from anabranch.errors import ArgumentError, StructureError, bounded
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ create_context_managers_after has to return an iterable of context managers, for
 
 def _enter_all(stack: ExitStack, managers: object, name: str) -> None:
     if isinstance(managers, AbstractContextManager) or not isinstance(managers, Iterable):
-        raise TypeError(bounded(_NO_CONTEXTS.format(name=name, got=managers)))
+        raise ArgumentError(bounded(_NO_CONTEXTS.format(name=name, got=managers)))
     for manager in cast("Iterable[AbstractContextManager[Any]]", managers):
         stack.enter_context(manager)
 
@@ -98,7 +98,7 @@ def _plumb(
     consume_extra_output: Callable[[Any], object] | None,
 ) -> Callable[P, R]:
     if isinstance(fn, (staticmethod, classmethod)) or not callable(fn):
-        raise TypeError(f"plumb_and_transform takes a function, not {fn!r}.")
+        raise ArgumentError(f"plumb_and_transform takes a function, not {fn!r:.200}.")
     whose = _name_of(fn)
     transformed = transform_to_apply(
         _make_inner(fn, create_context_managers_after, compute_extra_output_after)
@@ -200,7 +200,7 @@ def plumb_and_transform(
         6.0 8.0 2
     """
     if (compute_extra_output_after is None) != (consume_extra_output is None):
-        raise TypeError(_HALF_A_PAIR)
+        raise ArgumentError(_HALF_A_PAIR)
 
     def plumb(fn: Callable[..., Any]) -> Callable[..., Any]:
         return _plumb(

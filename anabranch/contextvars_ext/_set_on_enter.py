@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from anabranch.contextvars_ext import _messages
 from anabranch.contextvars_ext._stack import close_entry, open_entry
-from anabranch.errors import ContextExitError, bounded
+from anabranch.errors import ArgumentError, ContextExitError, bounded
 
 if TYPE_CHECKING:
     from anabranch.contextvars_ext._var import JitAwareContextVar
@@ -69,9 +69,9 @@ class SetOnEnter(Generic[T]):
                 classmethod object, or not callable.
         """
         if isinstance(fn, (staticmethod, classmethod)) or not callable(fn):
-            raise TypeError(_messages.not_decoratable(self._var, fn))
+            raise ArgumentError(_messages.not_decoratable(self._var, fn))
         if _is(inspect.isgeneratorfunction, fn) or _is(inspect.isasyncgenfunction, fn):
-            raise TypeError(_messages.generator_function(self._var, fn))
+            raise ArgumentError(_messages.generator_function(self._var, fn))
         # A callable object may lack the names that `wraps` copies; it skips those.
         if _is(inspect.iscoroutinefunction, fn):
             coroutine_fn = cast("Callable[..., Any]", fn)

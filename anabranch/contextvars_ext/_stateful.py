@@ -17,7 +17,7 @@ from anabranch.contextvars_ext._node_id import NodeId, next_node_id
 from anabranch.contextvars_ext._set_on_enter import SetOnEnter
 from anabranch.contextvars_ext._stack import find_entry
 from anabranch.contextvars_ext._var import JitAwareContextVar
-from anabranch.errors import MissingStateError, TraceLevelError, bounded, first_few
+from anabranch.errors import ArgumentError, MissingStateError, TraceLevelError, bounded, first_few
 
 StateT = TypeVar("StateT")
 
@@ -30,7 +30,6 @@ The current state dictionary has no state for {node}. Put an initial one in befo
 
     state_dict[node.unique_id] = initial_state
 
-It has states for {count} nodes:
 {known}"""
 
 _ESCAPE = """\
@@ -65,7 +64,7 @@ def set_state_dict_on_enter(
         True
     """
     if not isinstance(state_dict, MutableMapping):
-        raise TypeError(f"A state dictionary is a mutable mapping, not {state_dict!r:.200}.")
+        raise ArgumentError(f"A state dictionary is a mutable mapping, not {state_dict!r:.200}.")
     return _state_dict_var.set_on_enter(state_dict)
 
 
@@ -130,9 +129,9 @@ class StatefulNode(Generic[StateT]):
     ) -> None:
         super().__init_subclass__(**kwargs)
         if slots := cls.__dict__.get("__slots__"):
-            raise TypeError(bounded(_SLOTS.format(cls=cls.__qualname__, slots=slots)))
+            raise ArgumentError(bounded(_SLOTS.format(cls=cls.__qualname__, slots=slots)))
         if isinstance(static, str):
-            raise TypeError(f"static is a tuple of names; write static=({static!r},).")
+            raise ArgumentError(f"static is a tuple of names; write static=({static!r},).")
         cls._static_names = cls._static_names | frozenset(static)
         if register:
             jax.tree_util.register_pytree_with_keys(
@@ -156,8 +155,10 @@ class StatefulNode(Generic[StateT]):
         """
         states = _state_dict_var.get()
         if self.unique_id not in states:
-            known = first_few(map(repr, states))
-            text = _NO_STATE.format(node=self._describe(), count=len(states), known=known)
+            known = f"It has states for {len(states)} nodes:\n{first_few(map(repr, states))}"
+            text = _NO_STATE.format(
+                node=self._describe(), known=known if states else "It is empty."
+            )
             raise MissingStateError(bounded(text))
         return states[self.unique_id]
 

@@ -16,7 +16,13 @@ from anabranch import _jax
 from anabranch.contextvars_ext import _messages
 from anabranch.contextvars_ext._set_on_enter import SetOnEnter
 from anabranch.contextvars_ext._stack import find_entry
-from anabranch.errors import BehindBoundaryError, ContextValueNotSetError, bounded
+from anabranch.errors import (
+    ArgumentError,
+    BehindBoundaryError,
+    ContextValueNotSetError,
+    CopyError,
+    bounded,
+)
 
 T = TypeVar("T")
 F = TypeVar("F")
@@ -73,11 +79,13 @@ class JitAwareContextVar(Generic[T]):
         default_factory: Callable[[], T] | None = None,
     ) -> None:
         if name is not None and not isinstance(name, str):
-            raise TypeError(f"The name of a context variable is a string or None, not {name!r}.")
+            raise ArgumentError(
+                f"The name of a context variable is a string or None, not {name!r:.200}."
+            )
         if not isinstance(default, _Missing) and default_factory is not None:
-            raise TypeError("Give either default or default_factory, not both.")
+            raise ArgumentError("Give either default or default_factory, not both.")
         if default_factory is not None and not callable(default_factory):
-            raise TypeError(f"default_factory must be callable, not {default_factory!r}.")
+            raise ArgumentError(f"default_factory must be callable, not {default_factory!r:.200}.")
         self._name = name
         self._default = default
         self._factory = default_factory
@@ -176,7 +184,10 @@ class JitAwareContextVar(Generic[T]):
         raise BehindBoundaryError(bounded(f"{text}\n\n{self._remedy()}")) from None
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} cannot be copied or pickled: what is set belongs to this object")
+        raise CopyError(
+            f"{self!r} cannot be copied or pickled: what is set belongs to this object. Refer to "
+            "it by its name in a module."
+        )
 
     def __repr__(self) -> str:
         name = "" if self._name is None else f"{self._name!r} "

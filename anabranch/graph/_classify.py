@@ -196,8 +196,8 @@ def check_static(obj: Any) -> None:
     hidden = _hidden_node(obj)
     if hidden is not None:
         raise NodeTypeError(
-            f"this {name} holds a {type(hidden).__name__} where it cannot be tracked: hold it in "
-            "an attribute, a list, a dict or a tuple"
+            f"this {name} holds a {type(hidden).__name__} where it cannot be tracked: decorate the "
+            "class with `@graph.node`, or hold it in a Module, a list, a dict or a tuple"
         )
     if cls.__hash__ is None:
         raise NodeTypeError(

@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anabranch.errors import IndexWriteError
+
 
 def cast_to_dtype(kind: type, dtype: Any, new: Any) -> Any:
     """Cast to the dtype of the value if JAX's promotion allows it without loss of kind."""
     # Python numbers are weak: 1.5 fits any float dtype, but no integer one
     if jnp.promote_types(dtype, jnp.result_type(dtype, new)) != dtype:
         found = getattr(new, "dtype", type(new).__name__)
-        raise TypeError(
+        raise IndexWriteError(
             f"Cannot write {found} into a {kind.__name__} of dtype {dtype} by index: "
             f"the write would be rounded. Cast it (`x.astype({dtype})`), or replace the whole "
             "value with `variable.value = x`"
@@ -41,7 +43,7 @@ def conform(kind: type, old: Any, new: Any) -> Any:
     try:
         return jnp.broadcast_to(new, old.shape)
     except ValueError:
-        raise ValueError(
+        raise IndexWriteError(
             f"Cannot write shape {new.shape} into a {kind.__name__} of shape "
             f"{old.shape}; to change the shape write `variable.value = x`"
         ) from None

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anabranch.errors import ArgumentError
 from anabranch.graph._filters import Path
 from anabranch.graph._leaf_info import path_text
 
@@ -22,7 +23,7 @@ def check_is_array(path: Path, leaf: typing.Any) -> None:
         return
     else:
         wrong = f"a {type(leaf).__name__}"
-    raise TypeError(f"{path_text(path)}: expected an array or a number, found {wrong}")
+    raise ArgumentError(f"{path_text(path)}: expected an array or a number, found {wrong}")
 
 
 def leaf_text(leaf: typing.Any) -> str:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from anabranch.errors import NodeTypeError, SpentTwinError
+from anabranch.errors import NodeTypeError, ReadOnlyError, SpentTwinError
 from anabranch.graph._tokens import STRUCTURE, check_owned, current_token
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
@@ -58,7 +58,7 @@ class AttributesView(Mapping[str, Any]):
         # `functools.cached_property` stores its result through `instance.__dict__`
         descriptor = inspect.getattr_static(type(self._module), name, None)
         if not isinstance(descriptor, functools.cached_property):
-            raise TypeError(f"vars(module) is read-only: write `module.{name} = ...`")
+            raise ReadOnlyError(f"vars(module) is read-only: write `module.{name} = ...`")
         setattr(self._module, name, value)
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ import difflib
 import typing
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 
-from anabranch.errors import bounded
+from anabranch.errors import ArgumentError, MissingPathError, bounded
 from anabranch.graph._filters import Path
 from anabranch.graph._leaf_info import DeferredInfos, LeafInfo, LeafInfos, path_text
 
@@ -41,7 +41,7 @@ class NestedReading(Mapping[Hashable, typing.Any]):
         self, infos: tuple[LeafInfo, ...] | DeferredInfos, leaves: tuple[typing.Any, ...]
     ) -> None:
         if len(infos) != len(leaves):
-            raise ValueError(f"State: {len(infos)} infos but {len(leaves)} leaves")
+            raise ArgumentError(f"State: {len(infos)} infos but {len(leaves)} leaves")
         kept = isinstance(infos, (LeafInfos, DeferredInfos))
         self._source = infos if kept else LeafInfos(infos)
         self._leaves = leaves
@@ -114,7 +114,7 @@ class NestedReading(Mapping[Hashable, typing.Any]):
     def __getitem__(self, key: Hashable) -> typing.Any:
         found = self._find(key)
         if found is _MISSING:
-            raise KeyError(self._missing_text(key))
+            raise MissingPathError(self._missing_text(key))
         return found
 
     def _missing_text(self, key: Hashable, what: str = "nothing") -> str:

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from anabranch._boundary import boundary
-from anabranch.errors import CapturedWriteError, StructureError
+from anabranch._boundary import boundary, rewriters
+from anabranch.errors import ArgumentError, CapturedWriteError, StructureError
 from anabranch.graph._module import Module, attributes_of
 from anabranch.graph._tokens import owns
 from anabranch.graph._variable import Intermediate, Perturbation, Variable
@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 ATTRIBUTE = "_ab_records"
 """The attribute of a Module under which its Records are."""
+
+rewriters.append(lambda text: text.replace(f".{ATTRIBUTE}", " (its recorded values)"))
 
 
 class Records(Module):
@@ -80,6 +82,8 @@ def _recording(module: Any, kind: type) -> Records | None:
             records = Records(kinds, records, given=False)
         if records is not None:
             set_records(module, records)
+    elif records is not None and not owns(object.__getattribute__(records, "_ab_token")):
+        raise CapturedWriteError(_none_of_the_arguments(module))
     while records is not None and not issubclass(kind, records.kinds):
         records = records.outer
     return records
@@ -88,17 +92,21 @@ def _recording(module: Any, kind: type) -> Records | None:
 def _check_made_here(module: Any) -> None:
     """Raise if a Module is neither an argument of a capture nor made inside of it."""
     if isinstance(module, Module) and not owns(object.__getattribute__(module, "_ab_token")):
-        raise CapturedWriteError(
-            f"a value was recorded on a {type(module).__name__} that is none of the arguments of "
-            "the captured function, and was made outside of it: pass it as an argument"
-        )
+        raise CapturedWriteError(_none_of_the_arguments(module))
+
+
+def _none_of_the_arguments(module: Any) -> str:
+    return (
+        f"a value is recorded on a {type(module).__name__} that was made outside of the function "
+        "that runs now, and that is none of its arguments: pass it as an argument"
+    )
 
 
 def _check(module: Any, name: Any, action: str) -> None:
     if not isinstance(name, str) or "/" in name:
-        raise ValueError(f"{action}: the name is a string without '/', not {name!r}")
+        raise ArgumentError(f"{action}: the name is a string without '/', not {name!r}")
     if not hasattr(module, "__dict__"):
-        raise TypeError(
+        raise ArgumentError(
             f"{action}: values are recorded on Modules and other objects with attributes, not on a "
             f"{type(module).__name__}"
         )

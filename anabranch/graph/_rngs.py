@@ -13,7 +13,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from anabranch.errors import bounded
+from anabranch.errors import ArgumentError, MissingStreamError, bounded
 from anabranch.graph._module import Module
 from anabranch.graph._variable import RngCount, RngKey
 
@@ -68,7 +68,7 @@ class RngStream(Module):
         if shape := _batch_shape(key):
             tag = self.key.get_metadata().get("tag")
             name = "This random stream" if tag is None else f"The random stream {tag!r}"
-            raise ValueError(
+            raise ArgumentError(
                 f"{name} holds keys of shape {shape}, so there is no single next key. "
                 "Map over it, for example with `vmap(f, in_axes=0)`, and draw inside."
             )
@@ -108,7 +108,7 @@ class Rngs(Module):
         seeds = streams if default is None else {"default": default, **streams}
         for name, seed in seeds.items():
             if name.startswith("_") or hasattr(type(self), name):
-                raise ValueError(
+                raise ArgumentError(
                     f"Rngs: a stream cannot be called {name!r}, which is taken or private; "
                     "choose another name"
                 )
@@ -128,13 +128,13 @@ class Rngs(Module):
         stream = None if name.startswith("_") else vars(self).get("default")
         if isinstance(stream, RngStream):
             return stream
-        raise AttributeError(self._missing_text(name))
+        raise MissingStreamError(self._missing_text(name))
 
     def __getitem__(self, name: str) -> RngStream:
         stream = vars(self).get(name, vars(self).get("default"))
         if isinstance(stream, RngStream):
             return stream
-        raise KeyError(self._missing_text(name))
+        raise MissingStreamError(self._missing_text(name))
 
     def __contains__(self, name: object) -> bool:
         """Tell whether there is a stream of its own under a name."""
@@ -173,7 +173,7 @@ def _as_key(seed: Seed) -> jax.Array:
         if array.shape == () and jnp.issubdtype(array.dtype, jnp.integer):
             return jax.random.key(array)
         found = f"{array.dtype}[{','.join(map(str, array.shape))}]"
-    raise TypeError(
+    raise ArgumentError(
         f"expected a seed, found {found}. A seed is an integer, a key such as "
         "jax.random.key(0), or a legacy key, uint32[2] or uint32[4]."
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 
 import jax
 
-from anabranch.errors import FilterError, bounded, first_few
+from anabranch.errors import ArgumentError, FilterError, MissingPathError, bounded, first_few
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._filters import Filter, Path, first_match, to_predicates
 from anabranch.graph._leaf import are_same, check_is_array, leaf_text
@@ -98,10 +98,10 @@ class State(NestedReading):
         infos: list[LeafInfo] = []
         for path, leaf in flat.items():
             if not isinstance(path, tuple):
-                raise TypeError(f"expected paths, which are tuples, found the key {path!r}")
+                raise ArgumentError(f"expected paths, which are tuples, found the key {path!r}")
             check_is_array(path, leaf)
             if isinstance(kinds, Mapping) and path not in kinds:
-                raise KeyError(f"kinds has no entry for the leaf at {path_text(path)}")
+                raise MissingPathError(f"kinds has no entry for the leaf at {path_text(path)}")
             infos.append(LeafInfo(path, kinds[path] if isinstance(kinds, Mapping) else kinds))
         check_paths_are_disjoint(infos)
         return State(LeafInfos(infos), tuple(flat.values()))
@@ -283,7 +283,7 @@ class State(NestedReading):
         for key, leaf in (new.flat() if isinstance(new, State) else new).items():
             position = self._position_of(key)
             if position is None:
-                raise KeyError(
+                raise MissingPathError(
                     self._missing_text(key if isinstance(key, tuple) else (key,), "no leaf")
                 )
             leaves[position] = leaf

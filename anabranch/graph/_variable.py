@@ -18,7 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from anabranch import _jax
-from anabranch.errors import StaticValueError, TraceLevelError
+from anabranch.errors import (
+    ArgumentError,
+    StaticValueError,
+    TraceLevelError,
+    VariableAttributeError,
+)
 from anabranch.graph import _static
 from anabranch.graph._conform import cast_to_dtype, conform
 from anabranch.graph._scope import OPEN, here
@@ -60,7 +65,7 @@ class Variable:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if vars(cls).get("__slots__"):
-            raise TypeError(
+            raise ArgumentError(
                 f"{cls.__name__} declares slots, but a Variable holds its value and metadata "
                 "only: use metadata, or hold the Variable in a Module"
             )
@@ -68,7 +73,7 @@ class Variable:
 
     def __init__(self, value: Any, **metadata: Any) -> None:
         if isinstance(value, Variable):
-            raise TypeError(
+            raise ArgumentError(
                 f"{type(self).__name__}(...) was given a {type(value).__name__}; a Variable "
                 "holds arrays: pass `variable.value`"
             )
@@ -133,7 +138,7 @@ class Variable:
         try:
             return getattr(self.value, name)
         except AttributeError:
-            raise AttributeError(
+            raise VariableAttributeError(
                 f"{type(self).__name__} has neither metadata nor an array attribute {name!r}; "
                 f"metadata: {sorted(metadata)}"
             ) from None
@@ -142,13 +147,16 @@ class Variable:
         if name == "value":
             object.__setattr__(self, name, value)
             return
-        raise AttributeError(
+        raise VariableAttributeError(
             f"Cannot set {name!r} on a {type(self).__name__}: write `variable.value = ...`, or "
             f"`variable.set_metadata({name}=...)` for metadata"
         )
 
     def __delattr__(self, name: str) -> None:
-        raise AttributeError(f"Cannot delete {name!r} of a {type(self).__name__}")
+        raise VariableAttributeError(
+            f"Cannot delete {name!r} of a {type(self).__name__}: take the Variable itself out of "
+            "what holds it"
+        )
 
     # -- reading and writing parts ---------------------------------------------------------------
 

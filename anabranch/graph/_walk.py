@@ -142,7 +142,8 @@ class Walk:
                 )
                 frame = stack[-1]
         except (NodeTypeError, StaticValueError) as error:
-            raise type(error)(bounded(f"{name}{self._path()}: {error}")) from None
+            where = f"{name}{self._path()}".lstrip(".")
+            raise type(error)(bounded(f"{where}: {error}" if where else str(error))) from None
         finally:
             stack.clear()
 

@@ -15,7 +15,7 @@ from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._tokens import own_level
 from anabranch.transforms._box import Assignment, OneGroup, array_leaves, run_inside
-from anabranch.transforms._call import flatten_call
+from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._lanes import common_size, input_axis
 from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import refuse_writes
@@ -54,6 +54,7 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
     >>> ab.associative_scan(fn, elems)["sum"].value.tolist()
     [0, 1, 3, 6]
     """
+    check_functions("associative_scan", fn=fn)
     flat = flatten(elems, numbers=True)
     copy = build(flat.graphdef.entries, flat.leaves.__getitem__).resolve(flat.graphdef.root)
     call = flatten_call(fn, (elems, copy), {})

@@ -14,7 +14,7 @@ from anabranch._boundary import boundary
 from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
-from anabranch.transforms._call import flatten_call
+from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._differentiated import (
     Differentiated,
     GradientForm,
@@ -67,6 +67,7 @@ def vjp(
     >>> float(out), float(grads["w"][()]), float(dx)
     (6.0, 2.0, 3.0)
     """
+    check_functions("vjp", function=function)
     flat, parts, run = _prepare(function, primals, argnums, has_aux)
     inputs = parts.inputs(array_leaves(flat.leaves))
     _, pullback, (report, groups) = jax.vjp(run, inputs, has_aux=True)
@@ -112,6 +113,7 @@ def jvp(
     >>> float(out), float(change)
     (7.0, 20.0)
     """
+    check_functions("jvp", function=function)
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise StructureError(
             "jvp takes a tuple or list of primals and one of tangents, not a "
@@ -169,6 +171,7 @@ def linearize(
     >>> float(out), float(pushforward(ab.State.from_flat({(): 1.0})))
     (9.0, 6.0)
     """
+    check_functions("linearize", function=function)
     flat, parts, run = _prepare(function, primals, argnums, has_aux)
     inputs = parts.inputs(array_leaves(flat.leaves))
     _, pushforward, (report, groups) = jax.linearize(run, inputs, has_aux=True)

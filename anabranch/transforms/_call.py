@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from anabranch.errors import StaticValueError, StructureError
+from anabranch.errors import ArgumentError, StaticValueError, StructureError
 from anabranch.graph import _classify, _static
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._function import FUNCTION
@@ -78,6 +78,16 @@ def _method_of(function: Any) -> Any:
         if _classify.rule_of(method) is FUNCTION:
             return types.MethodType(method, function)
     return function
+
+
+def check_functions(transform: str, /, **functions: Any) -> None:
+    """Raise for the first of some arguments, by name, that cannot be called."""
+    for name, function in functions.items():
+        if not callable(function):
+            raise ArgumentError(
+                f"{transform}: {name} is of type {type(function).__name__}, which cannot be "
+                "called; give a function, a method or an object with `__call__`"
+            )
 
 
 def positions(function: Callable[..., Any]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
 import jax
 
 from anabranch._boundary import boundary
-from anabranch.errors import UpdateError, bounded, first_few
+from anabranch.errors import ArgumentError, UpdateError, bounded, first_few
 from anabranch.graph import _kinds, _static
 from anabranch.graph._flatten import flatten
 from anabranch.graph._leaf_info import LeafInfo, LeafInfos, check_paths_are_disjoint, path_text
@@ -84,7 +84,7 @@ def capture(function: Any = None, /, *kinds: type[Variable], init: State | None 
     asked = kinds or (() if init is not None else (Intermediate,))
     for kind in asked:
         if not (isinstance(kind, type) and issubclass(kind, Variable)):
-            raise TypeError(f"capture takes kinds of Variables, not {kind!r}")
+            raise ArgumentError(f"capture takes kinds of Variables, not {kind!r}")
     if function is None:
         return lambda f: _captured(f, asked, init)
     return _captured(function, asked, init)

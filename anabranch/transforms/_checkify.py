@@ -9,7 +9,8 @@ from typing import Any
 from anabranch._boundary import boundary
 from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import flatten_call
-from anabranch.transforms._wrap import name_inside, wrap
+from anabranch.transforms._names import name_inside
+from anabranch.transforms._wrap import wrap
 
 
 @boundary("checkify")
@@ -56,7 +57,7 @@ def checkify(
             inside = run_inside(flat.graphdef, leaves, ONE_GROUP)
             return inside.report, inside.groups
 
-        checked = jax_checkify.checkify(name_inside(run, function), errors=wanted)
+        checked = jax_checkify.checkify(name_inside(run, function, flat.graphdef), errors=wanted)
         error, (report, groups) = checked(*array_leaves(flat.leaves))
         return error, finish(flat, report, array_outputs(groups))
 

@@ -6,7 +6,7 @@ replay these traces and return a value for everything that any of them writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -15,12 +15,13 @@ import numpy as np
 
 from anabranch._boundary import boundary, where
 from anabranch._jax import is_tracer
-from anabranch.errors import StructureError
+from anabranch.errors import ArgumentError, StructureError
 from anabranch.graph import _classify
 from anabranch.graph._graphdef import GraphDef
 from anabranch.transforms._box import ONE_GROUP, Report, array_leaves, finish, run_inside
-from anabranch.transforms._call import flatten_call
+from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._lifting import lifting
+from anabranch.transforms._names import number_leaves
 from anabranch.transforms._runners import Targets, call_kept
 from anabranch.transforms._specs import ABSENT
 from anabranch.transforms._union import Outputs, outputs_of, unite
@@ -64,9 +65,7 @@ def cond(
     >>> int(hits), int(misses)
     (1, 0)
     """
-    for name, function in (("true_fun", true_fun), ("false_fun", false_fun)):
-        if not callable(function):
-            raise StructureError(f"cond: {name} is a {type(function).__name__}, not a function")
+    check_functions("cond", true_fun=true_fun, false_fun=false_fun)
     pred = _scalar(pred, "cond: pred")
 
     def choose(pred: Any, branches: Sequence[Any], leaves: Sequence[Any]) -> Any:
@@ -114,14 +113,15 @@ def switch(
     >>> int(v)
     6
     """
+    if not isinstance(branches, Iterable):
+        raise ArgumentError(
+            f"switch: branches is of type {type(branches).__name__}; give a list of functions"
+        )
     branches = tuple(branches)
     if not branches:
-        raise StructureError("switch: there are no branches")
+        raise StructureError("switch: there are no branches; give a list of at least one function")
     for number, function in enumerate(branches):
-        if not callable(function):
-            raise StructureError(
-                f"switch: branches[{number}] is a {type(function).__name__}, not a function"
-            )
+        check_functions("switch", **{f"branches[{number}]": function})
     index = _scalar(index, "switch: index")
     if not jnp.issubdtype(jnp.result_type(index), jnp.integer):
         raise StructureError(f"switch: index is {jnp.result_type(index)}, not an integer")
@@ -183,7 +183,7 @@ def _run(
             branches = [_branch(number, f, outputs) for number, f in enumerate(traced)]
             return outputs.report(united), choose(index, branches, leaves)
 
-        return run
+        return number_leaves(run, graphdef)
 
     leaves = array_leaves(flat.leaves)
     report, outputs = call_kept((kind, graphdef), targets, make, index, *leaves)
@@ -200,7 +200,7 @@ def _trace(graphdef: GraphDef, number: int, refs: Sequence[Any]) -> Any:
         inside = run_inside(graphdef, leaves, ONE_GROUP, call=call)
         return inside.report, inside.groups
 
-    return jax.jit(run, inline=True)
+    return jax.jit(number_leaves(run, graphdef), inline=True)
 
 
 def _branch(number: int, function: Any, outputs: Outputs) -> Callable[..., list[Any]]:

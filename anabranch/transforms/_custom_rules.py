@@ -26,15 +26,16 @@ from anabranch.errors import MissingRuleError, StructureError
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._kinds import Kind
-from anabranch.graph._leaf_info import LeafInfo, path_text
+from anabranch.graph._leaf_info import LeafInfo
 from anabranch.transforms._box import ONE_GROUP, Report, array_leaves, finish, run_inside
-from anabranch.transforms._call import Selection, flatten_call
+from anabranch.transforms._call import Selection, check_functions, flatten_call
 from anabranch.transforms._differentiated import (
     GradientForm,
     argument_edges,
     leaves_below,
 )
 from anabranch.transforms._lifting import lifting
+from anabranch.transforms._names import leaf_name
 from anabranch.transforms._runners import Runners, Targets
 from anabranch.transforms._union import Outputs, United, outputs_of, unite
 
@@ -118,7 +119,7 @@ class Arguments(NamedTuple):
         edges = [(i, e) for i, e in enumerate(argument_edges(graphdef)) if i not in nondiff]
         own = {visit.edge for _, edge in edges for visit in leaves_below(graphdef, edge)}
         rest = [i for i, leaf in enumerate(leaves) if ~i not in own and is_inexact(leaf)]
-        names = [(i, _leaf_name(graphdef.infos[i])) for i in rest]
+        names = [(i, leaf_name(graphdef.infos[i])) for i in rest]
         return cls(tuple(edges), tuple(nondiff), tuple(names))
 
     def guard(self, leaves: Sequence[Any]) -> list[Any]:
@@ -138,11 +139,6 @@ def shapes_of_rule(rule: Any, *args: Any) -> Any:
 def is_inexact(leaf: Any) -> bool:
     """Tell whether an array has derivatives."""
     return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-
-
-def _leaf_name(info: LeafInfo) -> str:
-    start, *path = info.path
-    return f"{start}{path_text(tuple(path))}"
 
 
 def _not_differentiated(leaf: Any, name: str) -> Any:
@@ -174,6 +170,7 @@ class CustomRules(Generic[P, R]):
         nondiff_argnums: int | Sequence[int],
         nondiff_argnames: str | Sequence[str],
     ) -> None:
+        check_functions(self._kind, function=function)
         self._function = function
         self._nondiff = Selection(function, nondiff_argnums, nondiff_argnames)
         self._rules: tuple[Any, ...] = ()

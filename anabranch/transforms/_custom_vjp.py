@@ -7,7 +7,7 @@ backward rule gets copies of what they were. It runs in a trace of its own and m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,14 @@ jax.tree_util.register_pytree_node(
     lambda saved: (tuple(saved.leaves), (saved.graphdef, saved.treedef)),
     lambda static, leaves: _Saved(leaves, static),
 )
+
+
+class _Held(NamedTuple):
+    """What a backward rule is called with, but for the cotangent."""
+
+    rule: Any
+    nondiff: tuple[Any, ...]
+    residuals: tuple[Any, ...]
 
 
 class CustomVJP(CustomRules[P, R]):
@@ -181,7 +189,7 @@ class CustomVJP(CustomRules[P, R]):
     def _save(self, bwd: Any, nondiff: tuple[Any, ...], residuals: Any) -> _Saved:
         leaves, treedef = jax.tree.flatten(residuals, is_leaf=_classify.is_object)
         try:
-            flat = flatten((bwd, nondiff, tuple(leaves)))
+            flat = flatten(_Held(bwd, nondiff, tuple(leaves)))
         except (NodeTypeError, StaticValueError) as error:
             raise type(error)(f"the residuals of {self._name()}: {error}") from None
         return _Saved(flat.leaves, (flat.graphdef, treedef))

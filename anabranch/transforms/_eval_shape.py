@@ -11,9 +11,9 @@ from anabranch._boundary import boundary
 from anabranch.graph._build import build
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import ONE_GROUP, Report, finish, run_inside
-from anabranch.transforms._call import flatten_call
+from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._lifting import lifting
-from anabranch.transforms._wrap import name_inside
+from anabranch.transforms._names import name_inside
 
 
 @boundary("eval_shape")
@@ -38,13 +38,14 @@ def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
     >>> ab.eval_shape(make, jax.random.key(0)).w.value.shape
     (10000, 10000)
     """
+    check_functions("eval_shape", function=function)
     flat = flatten_call(function, args, kwargs)
 
     def run(*leaves: Any) -> Any:  # a new one each time: JAX would remember what it closes over
         inside = run_inside(flat.graphdef, leaves, ONE_GROUP)
         return inside.report, inside.groups
 
-    report, groups = jax.eval_shape(name_inside(run, function), *flat.leaves)
+    report, groups = jax.eval_shape(name_inside(run, function, flat.graphdef), *flat.leaves)
     return finish_on_copies(flat, report, groups)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from anabranch import _jax
 from anabranch._boundary import boundary, where
-from anabranch.errors import StructureError
+from anabranch.errors import ArgumentError, StructureError
 from anabranch.graph import _classify
 from anabranch.transforms._box import finish
-from anabranch.transforms._call import flatten_call
+from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._carry import Carry
 from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import (
@@ -24,9 +24,11 @@ from anabranch.transforms._loop import (
     refuse_records,
     slice_perturbations,
 )
+from anabranch.transforms._names import number_leaves
 from anabranch.transforms._runners import Targets, call_kept
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @boundary("fori_loop")
@@ -67,6 +69,7 @@ def fori_loop(
     >>> ab.fori_loop(0, 3, body, v) is v, int(v)
     (True, 12)
     """
+    check_functions("fori_loop", body_fun=body_fun)
     lower, upper = _bound(lower, "lower"), _bound(upper, "upper")
     known = not isinstance(lower, jax.Array) and not isinstance(upper, jax.Array)
     if known and int(upper) <= int(lower):
@@ -96,7 +99,7 @@ def fori_loop(
                 return _scanned(loop, step, state, slices, length, unroll)
             return _until(loop, step, state, stop)
 
-        return run
+        return number_leaves(run, loop.graphdef)
 
     bounds = (int(lower), int(upper)) if known else None
     key = ("fori_loop", flat.graphdef, tuple(loop.axes), bounds, unroll)
@@ -115,9 +118,23 @@ def _scanned(
         return (state[0] + 1, done.carried), (done.report, done.marks, done.stacked)
 
     (_, carried), (report, marks, stacked) = jax.lax.scan(
-        body, (start, carried), slices, length=length, unroll=1 if unroll is None else unroll
+        _named(loop, body),
+        (start, carried),
+        slices,
+        length=length,
+        unroll=1 if unroll is None else unroll,
     )
     return report, loop.outputs(carried, marks, stacked)
+
+
+def _named(loop: Loop, body: F) -> F:
+    """Let JAX's messages tell where a part of the state comes from."""
+    counter, carried = _counter(loop.graphdef), loop.carried
+
+    def number(indices: Sequence[int]) -> int:
+        return carried[indices[1]] if len(indices) > 1 else counter
+
+    return number_leaves(loop.named(body), loop.graphdef, "state", number)
 
 
 def _until(loop: Loop, step: Any, state: tuple[Any, ...], stop: Any) -> Any:
@@ -132,7 +149,7 @@ def _until(loop: Loop, step: Any, state: tuple[Any, ...], stop: Any) -> Any:
         return i + 1, stop, steps[-1].carried
 
     _, _, carried = jax.lax.while_loop(
-        lambda state: state[0] < state[1], body, (start, stop, carried)
+        lambda state: state[0] < state[1], _named(loop, body), (start, stop, carried)
     )
     return steps[-1].report, loop.outputs(carried, steps[-1].marks, ())
 
@@ -153,6 +170,13 @@ def _bound(bound: Any, name: str) -> Any:
     ):
         kind = jax.typeof(bound) if array else f"a {type(bound).__name__}"
         raise StructureError(f"fori_loop: {name} is {kind}, but bounds are integer scalars")
+    if isinstance(bound, int):
+        dtype = jnp.result_type(int)
+        if not jnp.iinfo(dtype).min <= bound <= jnp.iinfo(dtype).max:
+            raise ArgumentError(
+                f"fori_loop: {name} has {bound.bit_length()} bits, but the counter is {dtype}: "
+                "nest two loops, or set `jax_enable_x64`"
+            )
     if isinstance(bound, np.ndarray):
         return bound[()]
     concrete = isinstance(bound, jax.Array) and not _jax.is_tracer(bound)

@@ -24,14 +24,15 @@ from anabranch.transforms._box import (
     finish,
     run_inside,
 )
-from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._call import Selection, check_functions, flatten_call, with_static
 from anabranch.transforms._donate import Donation
 from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._lifting import lifting
+from anabranch.transforms._names import name_inside
 from anabranch.transforms._options import JitOptions
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
-from anabranch.transforms._wrap import name_inside, rule_of_transformed
+from anabranch.transforms._wrap import rule_of_transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -80,7 +81,7 @@ class Compiled:
             inside = run_inside(graphdef, leaves, grouping)
             return inside.report, inside.groups
 
-        self.run = name_inside(run, function)
+        self.run = name_inside(run, function, graphdef)
         self.options = options
         self.function: Any = jax.jit(self.run, **options)  # or a `Donation`
 
@@ -338,6 +339,7 @@ def jit(
 
 
 def _make(function: Callable[P, R], options: dict[str, Any]) -> JitFunction[P, R]:
+    check_functions("jit", function=function)
     made = JitFunction(function, dict(options))
     made._remake = functools.partial(_make, options=options)
     return made

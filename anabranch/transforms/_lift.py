@@ -17,11 +17,12 @@ import numpy as np
 from anabranch.errors import AnabranchError, StructureError, bounded
 from anabranch.graph._graphdef import Edge, GraphDef
 from anabranch.transforms._box import array_leaves
-from anabranch.transforms._call import flatten_call
+from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._differentiated import leaves_below
+from anabranch.transforms._names import name_inside
 from anabranch.transforms._outcome import Outcome, finish_outcomes, run_to_outcome
 from anabranch.transforms._runners import Owned
-from anabranch.transforms._wrap import name_inside, wrap
+from anabranch.transforms._wrap import wrap
 
 
 def lift(transform: Callable[..., Any], /) -> Callable[..., Any]:
@@ -63,6 +64,8 @@ def lift(transform: Callable[..., Any], /) -> Callable[..., Any]:
     >>> lanes(lambda m, x: m["w"] * x)(model, jnp.arange(3.0)).tolist()
     [0.0, 2.0, 4.0]
     """
+
+    check_functions("lift", transform=transform)
 
     def lifted(function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
         def remake(f: Any) -> Any:

@@ -9,7 +9,7 @@ what is carried.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,11 +23,14 @@ from anabranch.graph._recording import Records
 from anabranch.transforms._box import Report, run_inside
 from anabranch.transforms._carry import Carry, Part, parts
 from anabranch.transforms._lanes import broadcast_records, given_perturbations, input_axis
+from anabranch.transforms._names import number_leaves
 from anabranch.transforms._rank import inner_graphdef, outer_delta
 from anabranch.transforms._runners import Targets
 from anabranch.transforms._steady import Place
 from anabranch.transforms._step_groups import RANKS, StepGroups
 from anabranch.transforms._worlds import input_values, resolve_inputs
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Stepped(NamedTuple):
@@ -110,6 +113,12 @@ class Loop:
     def fixed(self, leaves: Sequence[Any]) -> dict[int, Any]:
         """Return the leaves that are neither."""
         return {i: leaves[i] for i in self._fixed}
+
+    def named(self, step: F) -> F:
+        """Let JAX's messages tell where the parameters `carried` and `slices` come from."""
+        carried, scanned = self.carried, self.scanned
+        number_leaves(step, self._outer, "carried", lambda at: carried[at[0]])
+        return number_leaves(step, self._outer, "slices", lambda at: scanned[at[0]])
 
     def step(
         self,

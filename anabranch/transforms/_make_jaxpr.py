@@ -12,7 +12,8 @@ from anabranch._boundary import boundary
 from anabranch.transforms._box import ONE_GROUP, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._eval_shape import finish_on_copies
-from anabranch.transforms._wrap import name_inside, wrap
+from anabranch.transforms._names import name_inside
+from anabranch.transforms._wrap import wrap
 
 
 @boundary("make_jaxpr")
@@ -56,7 +57,9 @@ def make_jaxpr(
             inside = run_inside(flat.graphdef, leaves, ONE_GROUP)
             return inside.report, inside.groups
 
-        make = jax.make_jaxpr(name_inside(run, function), axis_env=axis_env, return_shape=True)
+        make = jax.make_jaxpr(
+            name_inside(run, function, flat.graphdef), axis_env=axis_env, return_shape=True
+        )
         jaxpr, (report, groups) = make(*flat.leaves)
         return (jaxpr, finish_on_copies(flat, report, groups)) if return_shape else jaxpr
 

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from anabranch._boundary import boundary, where
+from anabranch.errors import ArgumentError
 from anabranch.transforms._box import finish
-from anabranch.transforms._call import flatten_call
+from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._lanes import common_size
 from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import Loop, calling, refuse_writes, slice_perturbations
+from anabranch.transforms._names import number_leaves
 from anabranch.transforms._runners import Targets, call_kept
 
 
@@ -38,6 +41,8 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
     >>> ab.map(lambda layer: layer["w"] * 2, layers).tolist()
     [0.0, 2.0, 4.0]
     """
+    check_functions("map", f=f)
+    _check_batch_size(batch_size)
     targets = Targets([f])
     flat = flatten_call(targets.shown, (xs,), {}, targets.functions)
     loop = Loop(f"map of {where(f)}", flat, (0,), result=0)
@@ -54,12 +59,19 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
                 refuse_writes(loop.name, loop.graphdef, done.report.delta, may_record=True)
                 return done.report, done.stacked
 
-            report, stacked = jax.lax.map(step, loop.slices(leaves), batch_size=batch_size)
+            slices = loop.slices(leaves)
+            report, stacked = jax.lax.map(loop.named(step), slices, batch_size=batch_size)
             return report, loop.outputs((), (), stacked)
 
-        return run
+        return number_leaves(run, loop.graphdef)
 
     report, groups = call_kept(
         ("map", flat.graphdef, tuple(loop.axes), batch_size), targets, make, *flat.leaves
     )
     return finish(flat, report, groups)
+
+
+def _check_batch_size(size: Any) -> None:
+    whole = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+    if size is not None and (not whole or size < 1):
+        raise ArgumentError(f"map: batch_size is a positive integer or None, not {size!r:.200}")

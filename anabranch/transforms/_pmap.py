@@ -12,12 +12,15 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 import jax
 import jax.numpy as jnp
 
+from anabranch import _jax
 from anabranch._boundary import boundary
+from anabranch.errors import StructureError, first_few
 from anabranch.transforms._arguments import ArgumentSpecs
 from anabranch.transforms._box import Report, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._equal_lanes import OutputNames, equal_lanes
 from anabranch.transforms._lanes import Lanes
+from anabranch.transforms._names import leaf_name, number_leaves
 from anabranch.transforms._options import PmapOptions
 from anabranch.transforms._runners import Owned
 from anabranch.transforms._specs import ABSENT
@@ -116,11 +119,42 @@ def pmap(
             return _compile(lanes, out_axes, {**options, "axis_size": lanes.size})
 
         lane = jnp.arange(lanes.size) if all(axis is None for axis in lanes.axes) else None
-        report, names, groups = owned.call(key, make, fed, lane)
+        _check_devices(lanes.size, devices, backend)
+        try:
+            report, names, groups = owned.call(key, make, fed, lane)
+        except ValueError as error:
+            if str(error).startswith("Sharding passed to jit does not match"):
+                raise StructureError(_placed_elsewhere(lanes, fed)) from error
+            raise
         groups = [equal_lanes(groups[0], names.names, _REMEDY), *groups[1:]]
         return finish(flat, report, groups, lanes.forwarded(flat, fed))
 
     return wrap(call, function, remake, name="pmap")
+
+
+def _check_devices(lanes: int, devices: Sequence[Any] | None, backend: str | None) -> None:
+    """Raise if there are more lanes than devices; in a trace, JAX may make something of them."""
+    count = jax.device_count(backend) if devices is None else len(devices)
+    if lanes > count and _jax.is_root(_jax.current_trace()):
+        raise StructureError(
+            f"pmap: there are {lanes} lanes, but {count} devices: use `vmap`, or `vmap` inside of "
+            "`pmap` with the lanes divided"
+        )
+
+
+def _placed_elsewhere(lanes: Lanes, fed: Sequence[Any]) -> str:
+    """Say which of the mapped arrays are laid out over several devices."""
+    rows = [
+        f"{leaf_name(info)}: {leaf.sharding}"
+        for info, axis, leaf in zip(lanes.graphdef.infos, lanes.axes, fed, strict=False)
+        if axis is not None and len(leaf.sharding.device_set) > 1
+    ]
+    return (
+        "pmap: these are laid out over devices in another way than pmap maps them:\n"
+        f"{first_few(rows)}\n"
+        'bring them to one device (`jax.device_put(x, jax.devices()[0])`; for `rngs="split"` it '
+        "is the key of the stream), or use `shard_map`"
+    )
 
 
 def _compile(lanes: Lanes, out_axes: Any, options: dict[str, Any]) -> Any:
@@ -133,6 +167,7 @@ def _compile(lanes: Lanes, out_axes: Any, options: dict[str, Any]) -> Any:
     axes_out = lanes.groups(out_axes, None).axes
     stacked = (0, *axes_out[1:])  # the first group has no axis: every device reports its value
     # JAX wants something mapped: the lane, if the arguments are not
+    run = number_leaves(run, lanes.graphdef)
     return jax.pmap(run, in_axes=(lanes.axes, 0), out_axes=(None, None, stacked), **options)
 
 

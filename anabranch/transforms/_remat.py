@@ -20,10 +20,11 @@ from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._leaf_info import path_text
 from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._names import name_inside
 from anabranch.transforms._options import RematOptions
 from anabranch.transforms._runners import Owned
 from anabranch.transforms._worlds import input_values, resolve_inputs
-from anabranch.transforms._wrap import name_inside, wrap
+from anabranch.transforms._wrap import wrap
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -104,7 +105,7 @@ def _checkpointed(graphdef: GraphDef, function: Any, **options: Any) -> Any:
         inside = run_inside(graphdef, leaves, ONE_GROUP)
         return inside.report, inside.groups
 
-    return jax.checkpoint(name_inside(run, function), **options)
+    return jax.checkpoint(name_inside(run, function, graphdef), **options)
 
 
 def _for_each_leaf(

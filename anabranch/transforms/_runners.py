@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 import weakref
 from collections import OrderedDict
@@ -116,6 +117,7 @@ class _Kept:
             self.traced = True
             return function(*args)
 
+        run.__signature__ = inspect.signature(function)  # for the names in JAX's messages
         self.captured = captured
         self.traced = False
         self.function = jax.jit(run, inline=True)

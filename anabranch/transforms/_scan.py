@@ -17,6 +17,7 @@ from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
 from anabranch.transforms._lanes import common_size
 from anabranch.transforms._loop import Loop, calling, slice_perturbations
+from anabranch.transforms._names import number_leaves
 from anabranch.transforms._options import ScanOptions
 from anabranch.transforms._runners import Targets, call_kept
 from anabranch.transforms._specs import is_container
@@ -135,11 +136,11 @@ def _runner(
             return done.carried, (done.report, done.marks, done.stacked)
 
         carried, (report, marks, stacked) = jax.lax.scan(
-            step, loop.carry_in(leaves), loop.slices(leaves), length=length, **options
+            loop.named(step), loop.carry_in(leaves), loop.slices(leaves), length=length, **options
         )
         return report, loop.outputs(carried, marks, stacked)
 
-    return run
+    return number_leaves(run, loop.graphdef)
 
 
 def plain_values(spec: Any) -> Iterable[Any]:

@@ -16,6 +16,7 @@ from anabranch.transforms._arguments import REQUIRED, ArgumentSpecs
 from anabranch.transforms._box import Report, finish, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._equal_lanes import OutputNames, equal_lanes
+from anabranch.transforms._names import number_leaves
 from anabranch.transforms._options import ShardMapOptions
 from anabranch.transforms._runners import Owned
 from anabranch.transforms._shards import ShardGroups, Shards
@@ -142,7 +143,12 @@ def _compile(shards: Shards, out_specs: Any, options: dict[str, Any]) -> Any:
     none = PartitionSpec()
     outside = ShardGroups(shards, out_specs, None if checked else OutputNames()).outside()
     return jax.jit(
-        jax.shard_map(run, in_specs=(shards.specs,), out_specs=(none, none, outside), **options)
+        jax.shard_map(
+            number_leaves(run, shards.graphdef),
+            in_specs=(shards.specs,),
+            out_specs=(none, none, outside),
+            **options,
+        )
     )
 
 

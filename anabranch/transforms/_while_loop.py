@@ -14,10 +14,11 @@ from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph import _classify
 from anabranch.graph._flatten import namer
 from anabranch.transforms._box import finish
-from anabranch.transforms._call import flatten_call
+from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._carry import Carry
 from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import Loop, Stepped, calling, refuse_records
+from anabranch.transforms._names import number_leaves
 from anabranch.transforms._runners import Targets, call_kept
 
 T = TypeVar("T")
@@ -54,6 +55,7 @@ def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_va
     >>> ab.while_loop(lambda v: v < 100, double, v) is v, int(v)
     (True, 128)
     """
+    check_functions("while_loop", cond_fun=cond_fun, body_fun=body_fun)
     targets = Targets([cond_fun, body_fun])
     flat = flatten_call(targets.shown, (init_val,), {}, targets.functions)
     loop = Loop(f"while_loop of {where(body_fun)}", flat, (Carry,), names=["init_val"])
@@ -78,7 +80,8 @@ def _while_runner(loop: Loop, refs: Sequence[Any]) -> Any:
             refuse_records(loop, done)
             return done._replace(stacked=[], fixed=[])
 
-        tested = jax.jit(test, inline=True)  # the loop replays the trace that is made here
+        # the loop replays the trace that is made here
+        tested = jax.jit(loop.named(test), inline=True)
         carried = loop.carry_in(leaves)
         first = tested.eval_shape(carried)
         if any(mark is not None for mark in first.marks):
@@ -90,10 +93,10 @@ def _while_runner(loop: Loop, refs: Sequence[Any]) -> Any:
             refuse_records(loop, steps[-1])
             return steps[-1].carried
 
-        last = jax.lax.while_loop(lambda carried: tested(carried).picked, body, carried)
+        last = jax.lax.while_loop(lambda carried: tested(carried).picked, loop.named(body), carried)
         return steps[-1].report, loop.outputs(last, steps[-1].marks, ()), None
 
-    return run
+    return number_leaves(run, loop.graphdef)
 
 
 def _testing_in_body(

@@ -8,7 +8,6 @@ is transformed once more (`jit(vmap(model.step))`). Otherwise it is static, as a
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 from anabranch._boundary import boundary, hide_frames
 from anabranch.graph import _classify, _static
 from anabranch.graph._kinds import Kind, Opened
+from anabranch.transforms._call import check_functions
 from anabranch.transforms._lifting import lifting
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,6 +32,7 @@ def wrap(call: F, function: Callable[..., Any], remake: Callable[[Any], Any], *,
         remake: from another function to what the transform makes of it; it holds no objects.
         name: of the transform.
     """
+    check_functions(name, function=function)
     wrapper: Any = Transformed(boundary(name, function)(lifting(call)), remake)
     functools.update_wrapper(wrapper, function, updated=())
     return wrapper
@@ -81,11 +82,3 @@ def rule_of_transformed(transformed: Any) -> _classify.Rule:
 
 
 _classify.declare_look(Transformed, rule_of_transformed)
-
-
-def name_inside(run: F, function: Callable[..., Any]) -> F:
-    """Let JAX's messages name the user's function and line, not the function that it is given."""
-    signature = inspect.signature(run)
-    functools.update_wrapper(run, function, updated=())
-    run.__signature__ = signature  # type: ignore[attr-defined]  # jit looks at the parameters
-    return run

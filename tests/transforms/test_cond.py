@@ -13,7 +13,7 @@ import pytest
 
 import anabranch as ab
 from anabranch import transforms
-from anabranch.errors import BroadcastWriteError, StructureError
+from anabranch.errors import ArgumentError, BroadcastWriteError, StructureError
 from anabranch.transforms import _runners
 
 
@@ -314,13 +314,15 @@ class TestDisagreement:
         for bad in ("text", jnp.ones(2), None):
             with pytest.raises(StructureError, match="pred"):
                 transforms.cond(bad, lambda: 1, lambda: 2)
-        with pytest.raises(StructureError, match="true_fun is a int"):
+        with pytest.raises(ArgumentError, match="true_fun is of type int"):
             transforms.cond(True, 1, lambda: 2)
         with pytest.raises(StructureError, match="no branches"):
             transforms.switch(0, [])
         with pytest.raises(StructureError, match="not an integer"):
             transforms.switch(1.0, [lambda: 1, lambda: 2])
-        with pytest.raises(StructureError, match=r"branches\[1\]"):
+        with pytest.raises(ArgumentError, match="branches is of type function"):
+            transforms.switch(0, lambda: 1)
+        with pytest.raises(ArgumentError, match=r"branches\[1\] is of type int"):
             transforms.switch(1, [lambda: 1, 2])
 
     def test_failures_change_nothing(self):

@@ -1,0 +1,102 @@
+"""What JAX calls the things it is given: the user's functions, and where each leaf comes from.
+
+JAX's messages name the function that was traced, and its arguments by parameter and index. A
+function of ours that takes leaves gets a parameter `leaves_17`, and when an error leaves the
+transform, `leaves_17[0]` in its text becomes `args[0]['w']`. Paths are found only then: those of
+all leaves may take longer than the trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import operator
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from anabranch._boundary import rewriters
+from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._leaf_info import LeafInfo, path_text
+
+F = TypeVar("F", bound=Callable[..., Any])
+Numbers = Callable[[Sequence[int]], int]
+
+
+def name_inside(run: F, function: Callable[..., Any], graphdef: GraphDef | None = None) -> F:
+    """Let JAX's messages name the user's function and line, not the function that it is given.
+
+    Arguments:
+        run: what JAX is given.
+        function: the user's.
+        graphdef: of the call whose leaves are the parameter `leaves` of `run`, if it has one.
+    """
+    signature = inspect.signature(run)
+    functools.update_wrapper(run, function, updated=())
+    run.__signature__ = signature  # type: ignore[attr-defined]  # jit looks at the parameters
+    return run if graphdef is None else number_leaves(run, graphdef)
+
+
+def number_leaves(
+    run: F, graphdef: GraphDef, parameter: str = "leaves", numbers: Numbers = operator.itemgetter(0)
+) -> F:
+    """Let JAX's messages tell where a leaf comes from.
+
+    Arguments:
+        run: what JAX is given.
+        graphdef: of a call.
+        parameter: of `run`: a list of leaves, or a container of such lists.
+        numbers: from the indices of a leaf in the parameter to its number.
+    """
+    function: Any = run
+    places = _Places(graphdef, numbers)
+    number = next(_NUMBERS)
+    _PLACES[number] = places
+    signature = inspect.signature(function)
+    function.__signature__ = signature.replace(
+        parameters=[
+            p.replace(name=f"{parameter}_{number}") if p.name == parameter else p
+            for p in signature.parameters.values()
+        ]
+    )
+    function.__dict__.setdefault("__places__", []).append(places)  # as long as it lives
+    return run
+
+
+def leaf_name(info: LeafInfo) -> str:
+    """Return where a leaf of a call is, as the call is written: `args[0]['w']`."""
+    start, *path = info.path
+    return f"{start}{path_text(tuple(path))}"
+
+
+class _Places:
+    __slots__ = ("__weakref__", "graphdef", "numbers")
+
+    def __init__(self, graphdef: GraphDef, numbers: Numbers) -> None:
+        self.graphdef, self.numbers = graphdef, numbers
+
+    def name(self, indices: Sequence[int]) -> str:
+        return leaf_name(self.graphdef.infos[self.numbers(indices)])
+
+
+_NUMBERS = itertools.count()
+_PLACES: weakref.WeakValueDictionary[int, _Places] = weakref.WeakValueDictionary()
+_PATTERN = re.compile(r"\b(?:leaves|carried|slices|state)_(\d+)((?:\[\d+\])+)")
+
+
+def _with_paths(text: str) -> str:
+    return _PATTERN.sub(_path_of, text)
+
+
+def _path_of(match: re.Match[str]) -> str:
+    places = _PLACES.get(int(match[1]))
+    try:
+        indices = [int(index) for index in match[2][1:-1].split("][")]
+        return match[0] if places is None else places.name(indices)
+    except IndexError:  # a text of the user that looks like ours
+        return match[0]
+
+
+rewriters.append(_with_paths)
