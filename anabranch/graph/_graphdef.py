@@ -240,8 +240,9 @@ class GraphDef:
         if kind.is_variable:
             yield Visit(link, index, 0, edges[0], True, index)
             return
-        for position, (key, edge) in enumerate(zip(keys, edges, strict=True)):
-            yield Visit(link_to(link, kind.path_key(key)), index, position, edge, True, variable)
+        for position in kind.visiting_order(keys):
+            path = link_to(link, kind.path_key(keys[position]))
+            yield Visit(path, index, position, edges[position], True, variable)
 
 
 _INTERNED: weakref.WeakValueDictionary[Any, GraphDef] = weakref.WeakValueDictionary()

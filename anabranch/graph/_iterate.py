@@ -6,6 +6,8 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from anabranch._boundary import boundary
+from anabranch.graph import _classify
+from anabranch.graph._classify import LEAF, REF
 from anabranch.graph._flatten import flatten
 from anabranch.graph._graphdef import Path, Paths, Visit
 
@@ -54,15 +56,25 @@ def find_aliases(node: Any) -> list[list[Path]]:
     Each node that several places hold contributes one list: a path for each of these places. What
     lies below a shared node is not listed again, so that the result is finite with cycles.
 
+    A `jax.Ref` is listed like a node, and so is an array, unless it is the value of a Variable. An
+    array has no identity for a transform: if one place is written, the other keeps the old one.
+
     >>> import anabranch as ab
     >>> v = ab.Param(1.0)
     >>> ab.find_aliases({"a": v, "b": [v]})
     [[('a',), ('b', 0)]]
     """
     flat = flatten(node)
+    leaves, entries = flat.leaves, flat.graphdef.entries
     visits: dict[int, list[Visit]] = {}
     for visit in flat.graphdef.visit():
         edge = visit.edge
-        if type(edge) is int and edge >= 0 and flat.graphdef.entries[edge].kind.identity:
+        if type(edge) is not int:
+            continue
+        if edge >= 0 and entries[edge].kind.identity:
             visits.setdefault(edge, []).append(visit)
+        elif edge < 0:
+            rule = _classify.rule_of(leaves[~edge])
+            if rule is REF or (rule is LEAF and visit.variable < 0):
+                visits.setdefault(~id(leaves[~edge]), []).append(visit)
     return [[visit.path for visit in found] for found in visits.values() if len(found) > 1]

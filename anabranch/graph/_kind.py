@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from anabranch.graph import _static
@@ -69,6 +69,13 @@ class Kind:
     def path_key(self, key: Any) -> Any:
         """Return the element of a path for a key."""
         return key
+
+    def visiting_order(self, keys: Sequence[Any]) -> Iterable[int]:
+        """Return the positions of keys in the order in which paths are looked for.
+
+        What is shared has the path that is found first.
+        """
+        return range(len(keys))
 
 
 _BY_NAME: dict[str, Kind] = {}

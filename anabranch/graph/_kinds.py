@@ -11,6 +11,7 @@ descriptors, and made without running any code of the user.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -369,6 +370,8 @@ def _hashable(aux: Any, treedef: Any) -> Any:
     """Return the auxiliary data if it can be hashed; JAX compares it otherwise."""
     if isinstance(aux, (list, dict)):
         aux = tuple(aux.items() if isinstance(aux, dict) else aux)
+    elif dataclasses.is_dataclass(aux) and type(aux).__hash__ is None:
+        aux = tuple([getattr(aux, field.name) for field in dataclasses.fields(aux)])
     try:
         hash(aux)
     except TypeError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from flax import nnx
@@ -114,6 +114,10 @@ class _ObjectKind(Kind):
     def show_key(self, key: Any) -> str:
         return f".{key}"
 
+    def visiting_order(self, keys: Sequence[Any]) -> Iterable[int]:
+        # what is shared has the path that flax gives it
+        return sorted(range(len(keys)), key=keys.__getitem__)
+
 
 class _ListKind(_ObjectKind):
     """`nnx.List`, whose elements are attributes called `0`, `1` and so on."""
@@ -125,6 +129,12 @@ class _ListKind(_ObjectKind):
 
     def path_key(self, key: Any) -> Any:
         return int(key) if key.isdigit() else key
+
+    def visiting_order(self, keys: Sequence[Any]) -> Iterable[int]:
+        def place(i: int) -> tuple[bool, int, str]:
+            return not keys[i].isdigit(), int(keys[i]) if keys[i].isdigit() else 0, keys[i]
+
+        return sorted(range(len(keys)), key=place)
 
 
 class _StateKind(Kind):

@@ -18,8 +18,8 @@ def resolve(cls: type) -> Kind | None:
             from anabranch.interop import _nnx
 
             return _nnx.kind_of(cls)
-        if library == "equinox":
-            return EQUINOX if base.__name__ == "Module" else None
+        if library == "equinox" and base.__name__ == "Module":
+            return EQUINOX
     return None
 
 

@@ -134,13 +134,13 @@ class LM(nnx.Module):
         self.embed = nnx.Embed(11, 8, rngs=rngs)
         self.blocks = nnx.List([Block(rngs), Block(rngs)])
         self.head = nnx.Linear(8, 11, use_bias=False, rngs=rngs)
-        self.tied = self.embed  # the same module at two places
+        self.decoder = self.embed  # the same module at two places, and flax visits this one first
 
     def __call__(self, tokens: Any) -> Any:
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.tied.attend(x) + self.head(x)
+        return self.decoder.attend(x) + self.head(x)
 
 
 def make_lm() -> tuple[Any, ...]:
