@@ -26,6 +26,7 @@ from anabranch.graph._flatten import Flat, is_same, namer
 from anabranch.graph._function import FUNCTION, lasting
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._static import EXACT_BY_TYPE
+from anabranch.graph._tokens import STRUCTURE
 from anabranch.graph._walk import Contents, Walk
 
 
@@ -226,6 +227,14 @@ def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
     return built.resolve(delta.root)
 
 
+def changed_meanwhile(where: str, cls: type) -> ConcurrentWriteError:
+    """Return the error for an object that does not hold any more what was read."""
+    return ConcurrentWriteError(
+        f"{where}: this {cls.__name__} was changed by somebody else while the function was "
+        "running; nothing was written. Guard the calls with a lock"
+    )
+
+
 _COMMIT = threading.RLock()
 
 
@@ -250,16 +259,14 @@ def commit(
             kind.check_writable(obj)
             if expected is not None and not is_same(kind.open(obj), expected[i]):
                 where = name(indices[i]) if name is not None else type(obj).__name__
-                raise ConcurrentWriteError(
-                    f"{where}: this {type(obj).__name__} was changed by somebody else while the "
-                    "function was running; nothing was written. Guard the calls with a lock"
-                )
+                raise changed_meanwhile(where, type(obj))
         try:
             for obj, cls, (extra, keys, values) in writes:
                 kind = _classify.rule_of(obj)
                 done.append((obj, type(obj), kind.open(obj)))
                 if cls is not type(obj):
                     object.__setattr__(obj, "__class__", cls)
+                    STRUCTURE.renew_variables()
                 kind.fill(obj, extra, keys, values)
         except BaseException:
             for obj, cls, (extra, keys, values) in reversed(done):

@@ -53,15 +53,17 @@ class _VariableKind(Kind):
         return variable
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        if not hasattr(obj, "_metadata") or self.open(obj)[0] != extra:
-            old = dict(self.open(obj)[0] or ()) if hasattr(obj, "_metadata") else {}
+        fresh = not hasattr(obj, "_metadata")
+        if fresh or self.open(obj)[0] != extra:
+            old = {} if fresh else dict(self.open(obj)[0] or ())
             metadata = {
                 name: obj._metadata[name] if old.get(name) == value else _static.decode(value)
                 for name, value in extra or ()
             }
             view = types.MappingProxyType(metadata) if metadata else _variable._NO_METADATA
             _set(obj, "_metadata", view)
-            STRUCTURE.stamp = object()
+            if not fresh:  # else nobody knows it
+                STRUCTURE.renew_variables()
         _set(obj, "_value", values[0])
 
     def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
@@ -143,12 +145,14 @@ class _ModuleKind(_AttributeKind):
     def create(self, cls: Any, extra: Any) -> Any:
         module = object.__new__(cls)
         _set(module, "_ab_token", current_token())
-        _set(module, "_ab_stamp", STRUCTURE.stamp)
         return module
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         super().fill(obj, extra, keys, values)
-        _module.restamp(obj)
+        if _read_slot(obj, "_ab_stamp") is _ABSENT:  # it was just made: nobody knows it
+            _set(obj, "_ab_stamp", STRUCTURE.stamp)
+        else:
+            _module.restamp(obj)
 
     def check_writable(self, obj: Any) -> None:
         check_owned(obj, object.__getattribute__(obj, "_ab_token"), "write the attributes")

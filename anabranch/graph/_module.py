@@ -156,6 +156,8 @@ _ARRAYS = (jax.Array, np.ndarray)
 def restamp(module: Module) -> None:
     """Renew the stamp of a module, and with it the global one."""
     stamp = object()
+    # once before: who reads the stamps of modules must see that one may be new
+    STRUCTURE.stamp = object()
     _set(module, "_ab_stamp", stamp)
     STRUCTURE.stamp = stamp
 

@@ -124,11 +124,17 @@ def refuse(obj: object, action: str) -> NoReturn:
 
 
 class _Structure:
-    __slots__ = ("stamp",)
+    __slots__ = ("stamp", "variables")
 
     def __init__(self) -> None:
+        self.stamp = object()
+        self.variables = object()
+
+    def renew_variables(self) -> None:
+        """Say that the metadata or the class of a Variable was written."""
+        self.variables = object()
         self.stamp = object()
 
 
 STRUCTURE = _Structure()
-"""The stamp of the last structural write to anything."""
+"""The stamps of the last structural write to anything, and of the last one to a Variable."""

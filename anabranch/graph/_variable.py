@@ -117,7 +117,7 @@ class Variable:
         """
         check_owned(self, self._token, "set the metadata")
         _set(self, "_metadata", MappingProxyType({**self._metadata, **_checked(metadata)}))
-        STRUCTURE.stamp = object()
+        STRUCTURE.renew_variables()
 
     def replace(self: V, value: Any, **metadata: Any) -> V:
         """Return a new Variable of the same kind with another value, and metadata added.

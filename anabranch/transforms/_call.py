@@ -64,13 +64,13 @@ def flatten_call(
     """
     if functions is None:
         functions = (function,)
-        function = _method_of(function)
+        function = method_of(function)
     function = with_found(function, functions)
     flat = flatten(Call(function, tuple(args), dict(kwargs)), numbers=True)
     return split_for_attempt(flat)
 
 
-def _method_of(function: Any) -> Any:
+def method_of(function: Any) -> Any:
     """Return the method that a callable object is called by, if that reaches further objects."""
     rule = _classify.rule_of(function)
     if isinstance(rule, Kind) and rule.is_object and callable(function):

@@ -27,9 +27,11 @@ from anabranch.transforms._box import (
 from anabranch.transforms._call import Selection, check_functions, flatten_call, with_static
 from anabranch.transforms._donate import Donation
 from anabranch.transforms._eval_shape import finish_on_copies
-from anabranch.transforms._lifting import lifting
+from anabranch.transforms._lifting import attempt_for, lifting
 from anabranch.transforms._names import name_inside
 from anabranch.transforms._options import JitOptions
+from anabranch.transforms._plan import AGAIN, TraceNeededError, read_stamps
+from anabranch.transforms._plans import Plans
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
 from anabranch.transforms._wrap import rule_of_transformed
@@ -78,6 +80,8 @@ class Compiled:
         self, function: Any, graphdef: GraphDef, grouping: Grouping, options: dict[str, Any]
     ) -> None:
         def run(*leaves: Any) -> tuple[Report, tuple[list[Any], ...]]:
+            if attempt_for(graphdef) is None:
+                raise TraceNeededError
             inside = run_inside(graphdef, leaves, grouping)
             return inside.report, inside.groups
 
@@ -110,21 +114,26 @@ class JitFunction(Generic[P, R]):
         self._out_shardings = options.pop("out_shardings", None)
         self._options = options
         self._compiled: dict[GraphDef, Compiled] = {}
+        self._plans = Plans(function, self._static)
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return self._call(args, kwargs)
+            result = self._plans.call(args, kwargs)
+            return self._walk(args, kwargs) if result is AGAIN else result
         except Exception as error:
             leave(error, "jit", self._function)
             raise
 
     @lifting
-    def _call(self, args: Any, kwargs: Any) -> Any:
+    def _walk(self, args: Any, kwargs: Any) -> Any:
+        """Call without a plan, and leave one."""
+        stamps = read_stamps()
         flat = self._flatten(args, kwargs)
-        compiled = self._compiled_for(flat, args)
-        report, groups = compiled.function(*flat.leaves)
-        return finish(flat, report, groups)
+        function = self._compiled_for(flat, args).function
+        report, groups = function(*flat.leaves)
+        result = self._plans.finish(args, kwargs, flat, stamps, function, report, groups)
+        return finish(flat, report, groups) if result is AGAIN else result
 
     def _flatten(self, args: Any, kwargs: Any) -> Flat:
         args, kwargs = with_static(self._static, args, kwargs)
@@ -210,6 +219,7 @@ class JitFunction(Generic[P, R]):
         >>> ab.jit(abs).clear_cache()
         """
         self._compiled.clear()
+        self._plans.clear()
 
     @overload
     def __get__(self, obj: None, cls: type) -> JitFunction[P, R]: ...

@@ -109,10 +109,25 @@ def with_found(function: Any, functions: Sequence[Any]) -> Any:
     if attempt.function is None:
         attempt.function = _plain(functions[0])
     if _FOUND:
-        known = [ref() for ref in _FOUND.get(attempt.function, ())]
         mine = {id(variable) for variable in found}
-        found = [*[v for v in known if v is not None and id(v) not in mine], *found]
+        found = [*[v for v in _known(attempt.function) if id(v) not in mine], *found]
     return Capturing(function, tuple(found)) if found else function
+
+
+def with_known(function: Any, user: Any) -> Any:
+    """Return a function with the Variables that earlier calls have found in it, if there are any.
+
+    Arguments:
+        function: what is split.
+        user: the function of the user.
+    """
+    found = _known(_plain(user)) if _FOUND else ()
+    return Capturing(function, tuple(found)) if found else function
+
+
+def _known(function: Any) -> list[Variable]:
+    variables = [ref() for ref in _FOUND.get(function, ())]
+    return [variable for variable in variables if variable is not None]
 
 
 def split_for_attempt(flat: Flat) -> Flat:

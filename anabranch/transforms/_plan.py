@@ -1,0 +1,247 @@
+"""Call plans: what a call found out about its arguments, kept for the next one.
+
+A call that has been walked leaves a plan: where each leaf is read from, the compiled function, and
+where what was written goes. The next call with the same roots looks the plan up (see `_spine`),
+asks the segments whether anything has changed (see `_segment`), reads the leaves, calls, and writes
+(see `_writer`). Whenever anything is not as the plan expects, the call is walked as if there were
+no plan: that is always right, and a plan never changes what a call does.
+
+A plan belongs to the compiled function, and refers to objects of the caller weakly. It is never
+changed but for the stamps up to which its structure is known to be the same, so threads share it.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from anabranch.graph._flatten import Flat
+from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._tokens import STRUCTURE
+from anabranch.transforms._box import Report
+from anabranch.transforms._segment import Segment, make_segment
+from anabranch.transforms._spine import Spine, Unplannable
+from anabranch.transforms._writer import Writer, picker
+
+AGAIN = object()
+"""Returned where a call has to be walked; nothing has been written then."""
+
+
+class TraceNeededError(Exception):
+    """JAX traces a function in a call that follows a plan, which has not walked the arguments.
+
+    The call is made once more, walked. A user never sees this.
+    """
+
+
+class Stamps(NamedTuple):
+    """The stamps of the last writes, read before the objects are."""
+
+    structure: Any
+    variables: Any
+
+
+def read_stamps() -> Stamps:
+    """Return the stamps of the last structural write, and of the last one to a Variable."""
+    structure = STRUCTURE.stamp  # first: the other is renewed before it
+    return Stamps(structure, STRUCTURE.variables)
+
+
+class _Part(NamedTuple):
+    """A segment, with its place among the leaves."""
+
+    segment: weakref.ref[Segment]
+    root: int  # the number of its root in the spine
+    start: int  # how many leaves of the spine come before it
+
+
+class _Known(NamedTuple):
+    """A report that was seen, and how it is written; None if only `finish` can."""
+
+    report: Report
+    writer: Writer | None
+    runs: Sequence[tuple[int, Callable[[Any], Sequence[Any]]]]
+    """The segment that written Variables belong to, -1 for the spine, and which they are."""
+
+
+class Plan:
+    """What is known of the calls with one key."""
+
+    __slots__ = ("__weakref__", "_known", "_nodes", "_roots", "_stamps", "function",
+                 "graphdef", "parts")  # fmt: skip
+
+    def __init__(
+        self,
+        function: Any,
+        graphdef: GraphDef,
+        stamps: Stamps,
+        parts: Sequence[_Part],
+        roots: Mapping[int, int],
+        nodes: Mapping[int, int],
+    ) -> None:
+        self.function, self.graphdef = function, graphdef
+        self._stamps = stamps
+        self.parts = parts
+        self._roots = roots  # from the index of a root to its number in the spine
+        self._nodes = nodes  # the same for the nodes of the spine
+        self._known: dict[int, _Known] = {}
+
+    def watch(self, segments: Sequence[Segment], forget: Callable[[Any], None]) -> None:
+        """Call a function when a segment has died."""
+        self.parts = [
+            part._replace(segment=weakref.ref(segment, forget))
+            for part, segment in zip(self.parts, segments, strict=True)
+        ]
+
+    def read(self, spine: Spine) -> tuple[list[Any], list[Segment]] | None:
+        """Return the leaves and the segments, or None if the structure has changed."""
+        structure = STRUCTURE.stamp
+        armed = structure is self._stamps.structure
+        variables = STRUCTURE.variables
+        same_variables = armed or variables is self._stamps.variables
+        given = spine.leaves
+        leaves: list[Any] = []
+        segments: list[Segment] = []
+        at = 0
+        for ref, root, start in self.parts:
+            segment = ref()
+            if segment is None:
+                return None
+            found = segment.read(spine.roots[root], armed=armed, metadata=same_variables)
+            if found is None:
+                return None
+            if start > at:
+                leaves += given[at:start]
+                at = start
+            leaves += found
+            segments.append(segment)
+        leaves += given[at:] if at else given
+        for node in spine.nodes:
+            for segment in segments:
+                if id(node) in segment.ids:
+                    return None
+        if not armed:
+            self._stamps = Stamps(structure, variables)
+        return leaves, segments
+
+    def finish(
+        self,
+        spine: Spine,
+        segments: Sequence[Segment],
+        leaves: Sequence[Any],
+        report: Report,
+        groups: Sequence[Sequence[Any]],
+    ) -> Any:
+        """Write what the function wrote, and return the result, or `AGAIN`."""
+        known = self._known.get(id(report)) or self.learn(spine, segments, report)
+        writer = known.writer
+        if writer is None:
+            return AGAIN
+        outputs = groups[0] if len(groups) == 1 else [x for group in groups for x in group]
+        resolve = functools.partial(self.resolve, spine, segments)
+        if writer.writes:
+            variables: Sequence[Any] = ()
+            for number, pick in known.runs:
+                objects: Any = spine.nodes if number < 0 else segments[number].objects
+                found = pick(objects)
+                variables = (*variables, *found) if variables else found
+            if not writer.write(variables, resolve, leaves, outputs):
+                return AGAIN
+        return writer.make_result(leaves, outputs, resolve)
+
+    def learn(self, spine: Spine, segments: Sequence[Segment], report: Report) -> _Known:
+        """Work out how a report is written."""
+        resolve = functools.partial(self.resolve, spine, segments)
+        try:
+            writer = Writer(self.graphdef, report, resolve)
+            known = _Known(report, writer, self._runs(writer.indices, segments))
+        except Unplannable:
+            known = _Known(report, None, ())
+        if len(self._known) >= _REPORTS:
+            self._known = {}
+        self._known = {**self._known, id(report): known}
+        return known
+
+    def _runs(
+        self, indices: Sequence[int], segments: Sequence[Segment]
+    ) -> list[tuple[int, Callable[[Any], Sequence[Any]]]]:
+        runs: list[tuple[int, list[int]]] = []
+        for index in indices:
+            number, key = -1, self._nodes.get(index)
+            if key is None:
+                number = next(i for i, s in enumerate(segments) if index in s.objects)
+                key = index
+            if runs and runs[-1][0] == number:
+                runs[-1][1].append(key)
+            else:
+                runs.append((number, [key]))
+        return [(number, picker(keys)) for number, keys in runs]
+
+    def resolve(self, spine: Spine, segments: Sequence[Segment], index: int) -> Any:
+        """Return the object of this call that has an index.
+
+        Raises:
+            Unplannable: it is none that is known.
+        """
+        if index in self._nodes:
+            return spine.nodes[self._nodes[index]]
+        if index in self._roots:
+            return spine.roots[self._roots[index]]
+        for segment in segments:
+            if index in segment.objects:
+                return segment.objects[index]
+        raise Unplannable
+
+
+_REPORTS = 64  # of one plan: one for each combination of shapes
+
+
+def make_plan(
+    spine: Spine, flat: Flat, stamps: Stamps, function: Any, report: Report
+) -> tuple[Plan, list[Segment]]:
+    """Make a plan of a call that was walked; `own` lets it live.
+
+    Arguments:
+        spine: of the call.
+        flat: what the walk found.
+        stamps: read before the walk.
+        function: the compiled function.
+        report: what the function did.
+
+    Raises:
+        Unplannable: the call holds what a plan cannot follow, or the report says more than what
+            a plan can write.
+    """
+    entries = flat.graphdef.entries
+    index_of = {id(x): i for i, x in enumerate(flat.objects) if entries[i].kind.identity}
+    nodes = {index_of.get(id(node), -1): i for i, node in enumerate(spine.nodes)}
+    of_nodes = {*map(id, spine.nodes)}
+    roots: dict[int, int] = {}
+    parts: list[_Part] = []
+    segments: list[Segment] = []
+    seen: set[int] = set()
+    numbers: list[int] = []  # of the leaves, as they are read
+    at = 0
+    for i, (root, start) in enumerate(zip(spine.roots, spine.starts, strict=True)):
+        index = index_of.get(id(root), -1)
+        if index < 0 or index in seen:
+            continue
+        segment = make_segment(flat, index, seen)
+        if not of_nodes.isdisjoint(segment.ids):
+            raise Unplannable
+        roots[index] = i
+        segments.append(segment)
+        parts.append(_Part(weakref.ref(segment), i, start))
+        numbers += [*range(len(numbers), len(numbers) + start - at), *segment.leaves]
+        at = start
+    numbers += range(len(numbers), len(numbers) + len(spine.leaves) - at)
+    if -1 in nodes or numbers != list(range(len(flat.leaves))):
+        raise Unplannable
+    plan = Plan(function, flat.graphdef, stamps, parts, roots, nodes)
+    if plan.learn(spine, segments, report).writer is None:
+        raise Unplannable
+    if STRUCTURE.stamp is not stamps.structure:
+        raise Unplannable  # somebody wrote while we were looking
+    return plan, segments

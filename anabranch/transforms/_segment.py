@@ -1,0 +1,333 @@
+"""A segment: what a plan knows of one Module among the arguments, and of all that it reaches.
+
+The Module owns it, in a slot, and a plan refers to it weakly: a plan keeps no Module alive, and a
+Module that refers to itself is collected with what is known of it. Nothing here refers to the
+Module itself but for a weak reference, so that one without cycles is freed at once, as ever.
+
+A segment tells whether the structure is still the same, and reads the leaves. Modules are compared
+by their stamps. Nodes that cannot report a write (lists, dicts, dataclasses) are compared with
+what they held, by identity, all of them in one pass in C. Any other kind is opened and compared.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, compress, repeat
+from typing import Any, NamedTuple
+
+from anabranch.graph import _classify, _kinds, _module, _static
+from anabranch.graph._classify import LEAF, NUMBER
+from anabranch.graph._flatten import Flat, is_same
+from anabranch.graph._graphdef import Entry
+from anabranch.graph._kinds import Kind
+from anabranch.transforms._spine import Unplannable, are_arrays
+
+_stamp_of: Callable[[Any], Any] = vars(_module._Identity)["_ab_stamp"].__get__
+_plans_of = vars(_module._Identity)["_ab_plans"]
+_metadata_of = operator.attrgetter("_metadata")
+_get: Callable[[Any, str], Any] = object.__getattribute__
+_BETWEEN = (object(),)  # separates the contents of two nodes
+_LIVE_DICTS = frozenset({dict, OrderedDict, Counter})
+_IMMUTABLE = frozenset({_kinds.TUPLE, _kinds.METHOD, _kinds.FROZEN})
+_OWNING = threading.Lock()
+
+
+class _Opened(NamedTuple):
+    """A node of a kind that has to be opened, and what it held."""
+
+    kind: Kind
+    obj: Any
+    extra: Any
+    keys: Any
+    kept: list[tuple[int, Any]]  # positions and values that are no arrays
+    arrays: list[int]  # positions
+    length: int
+
+    def read(self) -> list[Any] | None:
+        """Return the arrays in it, or None if it has changed."""
+        extra, keys, values = self.kind.open(self.obj)
+        if len(values) != self.length:
+            return None
+        arrays = [values[i] for i in self.arrays]
+        now = (extra, keys, [values[i] for i, _ in self.kept])
+        then = (self.extra, self.keys, [value for _, value in self.kept])
+        return arrays if is_same(now, then) and are_arrays(arrays) else None
+
+
+class Segment:
+    """What is known of one root; filled by `make_segment`, and never changed then."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = weakref.ref(root)
+        self.ids: set[int] = set()  # of the objects below the root
+        self.objects: dict[int, Any] = {}  # the same objects, by their index in the graphdef
+        self.holders: dict[int, Any] = {}  # by index: what holds arrays under keys
+        self.root_stamp = _stamp_of(root)
+        self.modules: list[Any] = []
+        self.stamps: list[Any] = []
+        self.variables: list[Any] = []
+        self.metadata: list[Any] = []
+        self.classes: list[type] = []
+        self.plain: list[Any] = []  # objects with attributes, their dicts and classes
+        self.dicts: list[dict[str, Any]] = []
+        self.plain_classes: list[type] = []
+        self.live: list[Iterable[Any]] = []  # what nodes hold now, in one chain
+        self.kept: list[bool] = []
+        self.snapshot: list[Any] = []
+        self.opened: list[_Opened] = []
+        self.functions: list[Any] = []  # static ones
+        self.cells: list[tuple[Any, Any]] = []  # holders and keys of arrays of Modules
+        self.constants: list[Any] = []  # arrays in values
+        self.leaves: list[int] = []
+        self.reads_variables_only = True
+        self.order: Any = None
+
+    def read(self, root: Any, *, armed: bool, metadata: bool) -> list[Any] | None:
+        """Return the leaves, or None if the structure has changed.
+
+        Arguments:
+            root: the argument of this call.
+            armed: nothing has reported a write.
+            metadata: no Variable has reported a write of its metadata.
+        """
+        if self.root() is not root or not (armed or self._reports_nothing(root, metadata)):
+            return None
+        leaves = [variable._value for variable in self.variables]
+        if self.reads_variables_only:
+            return leaves
+        arrays = self._compare()
+        if arrays is None:
+            return None
+        leaves += [holder[key] for holder, key in self.cells]
+        leaves += arrays
+        leaves += self.constants
+        return leaves if self.order is None else self.order(leaves)
+
+    def _reports_nothing(self, root: Any, metadata: bool) -> bool:
+        return (
+            _stamp_of(root) is self.root_stamp
+            and all(map(operator.is_, map(_stamp_of, self.modules), self.stamps))
+            and (
+                metadata
+                or (
+                    all(map(operator.is_, map(_metadata_of, self.variables), self.metadata))
+                    and all(map(operator.is_, map(type, self.variables), self.classes))
+                )
+            )
+        )
+
+    def _compare(self) -> list[Any] | None:
+        """Compare what cannot report a write; return the arrays found, or None."""
+        arrays: list[Any] = []
+        if self.live:
+            now = list(chain.from_iterable(self.live))
+            if len(now) != len(self.kept):
+                return None
+            if not all(map(operator.is_, compress(now, self.kept), self.snapshot)):
+                return None
+            if len(self.snapshot) < len(now):
+                arrays = list(compress(now, map(operator.not_, self.kept)))
+                if not are_arrays(arrays):
+                    return None
+            if self.plain and not (
+                all(map(operator.is_, map(_get, self.plain, repeat("__dict__")), self.dicts))
+                and all(map(operator.is_, map(type, self.plain), self.plain_classes))
+            ):
+                return None
+        for function in self.functions:
+            if _classify.rule_of(function) is not _classify.STATIC:  # it reaches an object now
+                return None
+        for opened in self.opened:
+            found = opened.read()
+            if found is None:
+                return None
+            arrays += found
+        return arrays
+
+
+class _Maker:
+    """Fills a segment from the entries that are reached from a root and from none before it."""
+
+    def __init__(self, flat: Flat, index: int) -> None:
+        self.flat, self.index = flat, index
+        self.segment = Segment(flat.objects[index])
+        self.of_variables: list[int] = []  # the leaves, by where they are read from
+        self.of_cells: list[int] = []
+        self.of_live: list[int] = []
+        self.of_opened: list[int] = []
+        self.of_constants: list[int] = []
+
+    def add(self, index: int) -> None:
+        flat, segment = self.flat, self.segment
+        entry: Entry = flat.graphdef.entries[index]
+        kind, _, extra, keys, edges = entry
+        obj = flat.objects[index]
+        if kind.identity:
+            segment.ids.add(id(obj))
+            if index != self.index:
+                segment.objects[index] = obj
+        leaves = [(i, ~edge) for i, edge in enumerate(edges) if type(edge) is int and edge < 0]
+        for edge, value in zip(edges, flat.contents[index][2], strict=True):
+            if type(edge) is tuple:
+                if edge[0] is _static.OPAQUE:
+                    self._add_opened(_kinds.OBJECT, value, _kinds.OBJECT.open(value), [])
+                elif type(value) in _classify.LOOK:
+                    segment.functions.append(value)
+        if kind is _kinds.VARIABLE:
+            self._add_variable(obj, extra, leaves)
+        elif kind is _kinds.MODULE:
+            self._add_module(index, obj, keys, leaves)
+        elif kind is _kinds.LIST or kind is _kinds.DEQUE:
+            self._add_live(index, obj, (obj, _BETWEEN), flat.contents[index][2], leaves)
+        elif (kind is _kinds.DICT and type(obj) in _LIVE_DICTS) or (
+            kind is _kinds.OBJECT and not _module.slot_names(type(obj))
+        ):
+            self._add_dict(index, obj, kind, leaves)
+        elif kind in _IMMUTABLE or (kind is _kinds.PYTREE and _is_frozen(type(obj))):
+            values = flat.contents[index][2]
+            segment.constants += [values[i] for i, _ in leaves]
+            self.of_constants += [leaf for _, leaf in leaves]
+        else:
+            self._add_opened(kind, obj, flat.contents[index], leaves)
+
+    def _add_variable(self, obj: Any, extra: Any, leaves: list[tuple[int, int]]) -> None:
+        if not leaves:  # it holds a container
+            raise Unplannable
+        metadata = obj._metadata
+        if extra != _kinds.VARIABLE.open(obj)[0] or metadata is not obj._metadata:
+            raise Unplannable  # somebody is writing it
+        self.segment.variables.append(obj)
+        self.segment.metadata.append(metadata)
+        self.segment.classes.append(type(obj))
+        self.of_variables.append(leaves[0][1])
+
+    def _add_module(self, index: int, obj: Any, keys: Any, leaves: list[tuple[int, int]]) -> None:
+        if index != self.index:
+            self.segment.modules.append(obj)
+            self.segment.stamps.append(_stamp_of(obj))
+        if leaves:
+            if _module.slot_names(type(obj)):
+                raise Unplannable
+            holder = _module.attributes_of(obj)
+            self.segment.holders[index] = holder
+            self.segment.cells += [(holder, keys[i]) for i, _ in leaves]
+            self.of_cells += [leaf for _, leaf in leaves]
+
+    def _add_dict(self, index: int, obj: Any, kind: Kind, leaves: list[tuple[int, int]]) -> None:
+        holder = obj
+        if kind is _kinds.OBJECT:
+            try:
+                holder = _get(obj, "__dict__")
+            except AttributeError:  # it has no attributes, and cannot have any
+                return
+            self.segment.plain.append(obj)
+            self.segment.dicts.append(holder)
+            self.segment.plain_classes.append(type(obj))
+        keys = list(holder)
+        if not is_same(kind.open(obj), self.flat.contents[index]):
+            raise Unplannable  # somebody is writing it
+        self.segment.kept += [True] * len(keys)
+        self.segment.snapshot += keys
+        self.segment.live.append(holder)
+        live = (holder.values(), _BETWEEN)
+        self._add_live(index, holder, live, self.flat.contents[index][2], leaves)
+
+    def _add_live(
+        self,
+        index: int,
+        holder: Any,
+        live: Iterable[Iterable[Any]],
+        values: Sequence[Any],
+        leaves: list[tuple[int, int]],
+    ) -> None:
+        segment = self.segment
+        segment.live += live
+        if leaves:
+            segment.holders[index] = holder
+            self.of_live += [leaf for _, leaf in leaves]
+        arrays = {i for i, _ in leaves}
+        segment.kept += [*[i not in arrays for i in range(len(values))], True]
+        segment.snapshot += [value for i, value in enumerate(values) if i not in arrays]
+        segment.snapshot += _BETWEEN
+
+    def _add_opened(
+        self, kind: Kind, obj: Any, contents: Any, leaves: list[tuple[int, int]]
+    ) -> None:
+        extra, keys, values = contents
+        arrays = [i for i, _ in leaves]
+        kept = [(i, value) for i, value in enumerate(values) if i not in arrays]
+        self.segment.opened.append(_Opened(kind, obj, extra, keys, kept, arrays, len(values)))
+        self.of_opened += [leaf for _, leaf in leaves]
+
+    def finish(self) -> Segment:
+        segment = self.segment
+        own = [self.of_variables, self.of_cells, self.of_live, self.of_opened, self.of_constants]
+        numbers = [leaf for leaves in own for leaf in leaves]
+        for leaf in numbers:
+            rule = _classify.rule_of(self.flat.leaves[leaf])
+            if rule is not LEAF and rule is not NUMBER:
+                raise Unplannable
+        segment.leaves = sorted(numbers)
+        if numbers and segment.leaves[-1] - segment.leaves[0] != len(numbers) - 1:
+            raise Unplannable
+        segment.reads_variables_only = not (
+            segment.live
+            or segment.opened
+            or segment.functions
+            or segment.cells
+            or segment.constants
+        )
+        if segment.leaves != numbers:
+            segment.reads_variables_only = False
+            place = {leaf: i for i, leaf in enumerate(numbers)}
+            segment.order = operator.itemgetter(*[place[leaf] for leaf in segment.leaves])
+        return segment
+
+
+def make_segment(flat: Flat, index: int, seen: set[int]) -> Segment:
+    """Return what is known of a root.
+
+    Arguments:
+        flat: the call.
+        index: of the root.
+        seen: the entries that earlier roots have reached; those of this one are added.
+
+    Raises:
+        Unplannable: it holds something that a plan cannot follow.
+    """
+    entries = flat.graphdef.entries
+    pending, reached = [index], [index]
+    seen.add(index)
+    while pending:
+        for edge in entries[pending.pop()].edges:
+            if type(edge) is int and edge >= 0 and edge not in seen:
+                seen.add(edge)
+                pending.append(edge)
+                reached.append(edge)
+    maker = _Maker(flat, index)
+    for at in sorted(reached):  # as the walk met them, so that leaves need no other order
+        maker.add(at)
+    return maker.finish()
+
+
+def give(root: Any, plan: Any, segment: Segment) -> None:
+    """Let a root own a segment as long as the plan lives, and drop those that are out of date."""
+    with _OWNING:
+        try:
+            owned = _plans_of.__get__(root)
+        except AttributeError:
+            owned = weakref.WeakKeyDictionary[Any, Segment]()
+            _plans_of.__set__(root, owned)
+        for other, known in list(owned.items()):
+            if not known._reports_nothing(root, metadata=True):
+                owned.pop(other, None)
+        owned[plan] = segment
+
+
+def _is_frozen(cls: Any) -> bool:
+    parameters = getattr(cls, "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen

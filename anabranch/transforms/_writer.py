@@ -1,0 +1,251 @@
+"""What a plan does after a call when the function wrote values and nothing else.
+
+A report says what was written, for any call of the compiled function. Most often those are values
+of Variables, and arrays in the places of arrays. Then it is worked out once where each of them
+goes; what remains for a call is to look whether the places still hold what was read, to write, and
+to build the result. A report that says more is played by `finish`, which can do everything.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from anabranch.errors import CapturedWriteError, ConcurrentWriteError
+from anabranch.graph import _classify, _kinds, _static
+from anabranch.graph._build import build
+from anabranch.graph._delta import _COMMIT, changed_meanwhile
+from anabranch.graph._flatten import namer
+from anabranch.graph._graphdef import Edge, GraphDef
+from anabranch.graph._variable import Variable
+from anabranch.transforms._box import Report
+from anabranch.transforms._spine import Unplannable, are_arrays
+
+_value_of = operator.attrgetter("_value")
+_set_value: Callable[[Any, Any], None] = vars(Variable)["_value"].__set__
+_ABSENT = object()
+_HOLDERS = frozenset({_kinds.MODULE, _kinds.LIST, _kinds.DEQUE, _kinds.DICT, _kinds.OBJECT})
+Resolve = Callable[[int], Any]
+"""From the index of an entry to the object of this call."""
+
+
+class _Write(NamedTuple):
+    """One value that is written."""
+
+    entry: int  # of the object
+    position: int
+    leaf: int  # the one that it replaces
+    source: int  # leaf `i`, or output `~i`
+
+
+class Writer:
+    """The writes and the result of one report.
+
+    Arguments:
+        graphdef: of the call.
+        report: what the function did.
+        resolve: see `Resolve`.
+
+    Raises:
+        Unplannable: it did more than write values.
+    """
+
+    def __init__(self, graphdef: GraphDef, report: Report, resolve: Resolve) -> None:
+        self.graphdef = graphdef
+        variables, self.cells = _writes_of(graphdef, report)
+        self.indices = [write.entry for write in variables]
+        self._old = picker([write.leaf for write in variables])
+        self._new = _Values([write.source for write in variables])
+        self.writes = bool(variables or self.cells)
+        result = _Result(report, len(graphdef.entries))
+        self.make_result = result.make
+        for index, _ in result.objects:
+            resolve(index)
+        for index in {*self.indices, *[cell.entry for cell in self.cells]}:
+            if not _is_owned(resolve(index)):
+                raise Unplannable  # `finish` says why
+
+    def write(
+        self,
+        variables: Sequence[Any],
+        resolve: Resolve,
+        leaves: Sequence[Any],
+        outputs: Sequence[Any],
+    ) -> bool:
+        """Write, all or nothing; return False if that takes more than this.
+
+        Arguments:
+            variables: those of `indices`.
+            resolve: see `Resolve`.
+            leaves: what was read.
+            outputs: what the function returned.
+
+        Raises:
+            ConcurrentWriteError: a place does not hold any more what was read.
+        """
+        old, new = self._old(leaves), self._new(leaves, outputs)
+        if not self.cells:
+            with _COMMIT:
+                if not all(map(operator.is_, map(_value_of, variables), old)):
+                    self._complain(variables, old)
+                # in C, so that nothing can come between two of them
+                deque(map(_set_value, variables, new), 0)
+            return True
+        values = [leaves[w.source] if w.source >= 0 else outputs[~w.source] for w in self.cells]
+        if not are_arrays(values):
+            return False
+        places = [(_holder(resolve(w.entry)), self._key(w)) for w in self.cells]
+        with _COMMIT:
+            if not all(map(operator.is_, map(_value_of, variables), old)):
+                self._complain(variables, old)
+            for cell, (holder, key) in zip(self.cells, places, strict=True):
+                if _read(holder, key) is not leaves[cell.leaf]:
+                    raise self._error(cell.entry)
+            done: list[tuple[Any, Any, Any]] = []
+            try:
+                for cell, (holder, key), value in zip(self.cells, places, values, strict=True):
+                    done.append((holder, key, leaves[cell.leaf]))
+                    holder[key] = value
+                deque(map(_set_value, variables, new), 0)
+            except BaseException:
+                for holder, key, value in reversed(done):
+                    holder[key] = value
+                raise
+        return True
+
+    def _key(self, write: _Write) -> Any:
+        entry = self.graphdef.entries[write.entry]
+        key = entry.keys[write.position]
+        return _kinds.key_value(key) if entry.kind is _kinds.DICT else key
+
+    def _complain(self, variables: Sequence[Any], old: Sequence[Any]) -> None:
+        for index, variable, value in zip(self.indices, variables, old, strict=True):
+            if variable._value is not value:
+                raise self._error(index)
+
+    def _error(self, index: int) -> ConcurrentWriteError:
+        cls = self.graphdef.entries[index].cls
+        return changed_meanwhile(namer(self.graphdef)(index), cls)
+
+
+def _is_owned(obj: Any) -> bool:
+    """Tell whether the current trace may write an object."""
+    kind: Any = _classify.rule_of(obj)
+    try:
+        kind.check_writable(obj)
+    except CapturedWriteError:
+        return False
+    return True
+
+
+def _holder(obj: Any) -> Any:
+    kind: Any = _classify.rule_of(obj)
+    return kind._attributes(obj) if kind in (_kinds.MODULE, _kinds.OBJECT) else obj
+
+
+def _read(holder: Any, key: Any) -> Any:
+    try:
+        return holder[key]
+    except LookupError:
+        return _ABSENT
+
+
+def _writes_of(graphdef: GraphDef, report: Report) -> tuple[list[_Write], list[_Write]]:
+    """Return what a report writes to Variables and to other places."""
+    variables: list[_Write] = []
+    cells: list[_Write] = []
+    for index, entry in report.delta.changed:
+        before = graphdef.entries[index]
+        if entry[:4] != before[:4]:
+            raise Unplannable
+        for position, (old, new) in enumerate(zip(before.edges, entry.edges, strict=True)):
+            if type(new) is int and new < 0 and type(old) is int and old < 0:
+                write = _Write(index, position, ~old, report.sources[~new])
+                if write.source != write.leaf:
+                    (variables if entry.kind is _kinds.VARIABLE else cells).append(write)
+                    if entry.kind is not _kinds.VARIABLE and entry.kind not in _HOLDERS:
+                        raise Unplannable
+            elif new not in (old, (_static.LOCATED, index, position)):
+                raise Unplannable
+    return variables, cells
+
+
+# -- the result ----------------------------------------------------------------------------------
+
+
+class _Result:
+    """Builds the result; what it shares with the arguments comes in slots of its own."""
+
+    def __init__(self, report: Report, base: int) -> None:
+        delta, self._sources = report.delta, report.sources
+        self.objects: list[tuple[int, int]] = []  # index and position, -1 for the object itself
+        self._base, self._slots = base, delta.num_slots
+        self._new = tuple([e._replace(edges=tuple(map(self._rebase, e.edges))) for e in delta.new])
+        self._root = self._rebase(delta.root)
+        self.make: Callable[[Sequence[Any], Sequence[Any], Resolve], Any] = self._make
+        root = self._root
+        if type(root) is tuple and root[:1] == (_static.HASHED,):
+            constant = root[2]
+            self.make = lambda leaves, outputs, resolve: constant
+        elif type(root) is int and root < 0 and not self._new and not self.objects:
+            values = _Values([self._sources[~root]])
+            self.make = lambda leaves, outputs, resolve: values(leaves, outputs)[0]
+        elif root == 0 and len(self._new) == 1 and self._new[0].cls is tuple:
+            edges: Any = self._new[0].edges
+            if all(type(e) is int and ~e in range(self._slots) for e in edges):
+                items = _Values([self._sources[~edge] for edge in edges])
+                self.make = lambda leaves, outputs, resolve: tuple(items(leaves, outputs))
+
+    def _rebase(self, edge: Edge) -> Edge:
+        if type(edge) is int and edge >= 0:
+            return edge - self._base if edge >= self._base else self._object(edge, -1)
+        if type(edge) is tuple and edge[0] is _static.LOCATED:
+            return self._object(edge[1], edge[2])
+        return edge
+
+    def _object(self, index: int, position: int) -> int:
+        self.objects.append((index, position))
+        return ~(self._slots + len(self.objects) - 1)
+
+    def _make(self, leaves: Sequence[Any], outputs: Sequence[Any], resolve: Resolve) -> Any:
+        def slot(i: int) -> Any:
+            if i < self._slots:
+                source = self._sources[i]
+                return leaves[source] if source >= 0 else outputs[~source]
+            index, position = self.objects[i - self._slots]
+            obj = resolve(index)
+            if position < 0:
+                return obj
+            kind: Any = _classify.rule_of(obj)
+            return kind.open(obj)[2][position]
+
+        return build(self._new, slot).resolve(self._root)
+
+
+# -- picking -------------------------------------------------------------------------------------
+
+
+def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a function that picks elements of a sequence."""
+    if len(indices) == 1:
+        index = indices[0]
+        return lambda sequence: (sequence[index],)
+    if not indices:
+        return lambda sequence: ()
+    return operator.itemgetter(*indices)
+
+
+class _Values:
+    """Picks values by their sources, from the leaves of the call and from the outputs."""
+
+    def __init__(self, sources: Sequence[int]) -> None:
+        self._sources = sources
+        outputs = [~source for source in sources]
+        self._pick = picker(outputs) if all(i >= 0 for i in outputs) else None
+
+    def __call__(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
+        if self._pick is not None:
+            return self._pick(outputs)
+        return [leaves[i] if i >= 0 else outputs[~i] for i in self._sources]
