@@ -14,7 +14,7 @@ from anabranch import transforms
 from anabranch.errors import BroadcastWriteError, StructureError
 from tests.property.objects import VARIABLES
 from tests.property.programs import Style, generate, repeated
-from tests.property.scenario import Call, Outside, Scenario
+from tests.property.scenario import Action, Call, Outside, Rebind, Scenario
 from tests.property.spread import LANES, Spread
 from tests.property.worlds import Case, Transform
 from tests.transforms.contract import EXACT, STEADY, loops, packed
@@ -135,9 +135,11 @@ def without_results(scenario: Scenario) -> Scenario:
     results = {action.result for action in scenario.actions if isinstance(action, Call)}
     captures = {f.name: [c.root for c in f.captures] for f in scenario.functions}
 
-    def stays(action: Call | Outside) -> bool:
+    def stays(action: Action) -> bool:
         if isinstance(action, Outside):
             read = [action.line]
+        elif isinstance(action, Rebind):
+            read = [action.capture.root]
         else:
             read = [action.arguments, *captures[action.function]]
         return results.isdisjoint(re.findall(r"\w+", " ".join(read)))

@@ -6,6 +6,7 @@ that moment, and executed. A statement that raises is left out, now and then kep
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,14 +17,17 @@ from tests.property.expressions import Expressions
 from tests.property.objects import VOCABULARY, arrays_refuse_attributes, is_no_program
 from tests.property.places import Places
 from tests.property.scenario import (
+    REBINDABLE,
     ROUTES,
     Action,
     Call,
     Capture,
     Function,
     Outside,
+    Rebind,
     Scenario,
     arguments,
+    rebind,
 )
 from tests.property.statements import Statements
 
@@ -155,10 +159,13 @@ class _Writer:
         made = Scenario(0, (), (function,), ()).function(name, self.world)
         self.compiled[name] = repeated(made, self.style.repeat)
         self.call(name, call)
+        rebindable = function.by(*REBINDABLE)
         for _ in range(self.rng.choice([0, 1, 1, 2])):
             if self.rng.random() < 0.4 and self.style.outside:
                 draw = self.statements.draw(self.places(self.world))
                 self.actions += [Outside(line) for line in self.keep(draw, self.world)]
+            if rebindable and self.rng.random() < 0.4:
+                self.rebind(function.name, made, self.rng.choice(rebindable))
             again = call
             if self.rng.random() < 0.25:
                 again = self.arguments_for(signature)
@@ -178,6 +185,17 @@ class _Writer:
                 found.append(capture)
                 self.captured.append(eval(capture.root, VOCABULARY, self.world))
         return tuple(found)
+
+    def rebind(self, name: str, made: Callable[..., Any], capture: Capture) -> None:
+        """Let a function reach another object from now on."""
+        places = self.places(self.world)
+        nodes = [*places.holders(), *places.variables()]
+        if nodes:
+            place = self.rng.choice(nodes)
+            rebind(made, capture, place.obj)
+            self.captured.append(place.obj)
+            again = dataclasses.replace(capture, root=place.path)
+            self.actions.append(Rebind(name, again))
 
     def body(self, names: dict[str, Any]) -> list[str]:
         if self.style.repeat > 1 and self.rng.random() < 0.9:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import textwrap
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -109,7 +111,39 @@ class Outside:
         return self.line
 
 
-Action = Call | Outside
+@dataclass(frozen=True, slots=True)
+class Rebind:
+    """Something else is put where a function reaches an object."""
+
+    function: str
+    capture: Capture
+
+    def text(self) -> str:
+        name, route, root = self.capture.name, self.capture.route, self.capture.root
+        return f"rebind({self.function}, Capture({name!r}, {route!r}, None), {root})"
+
+
+REBINDABLE = ("cell", "global", "default", "helper", "held")
+
+
+def rebind(function: Any, capture: Capture, new: Any) -> None:
+    """Put an object where a function reaches another one."""
+    while not isinstance(function, types.FunctionType):
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    name, scope = capture.name, function.__globals__
+    if capture.route == "cell":
+        names = function.__code__.co_freevars
+        if name in names:  # else the function does not use it
+            function.__closure__[names.index(name)].cell_contents = new
+    elif capture.route == "default":
+        function.__kwdefaults__[name] = new
+    elif capture.route == "held":
+        scope[f"held_{name}"][0] = new
+    else:
+        scope[name if capture.route == "global" else f"{name}_global"] = new
+
+
+Action = Call | Outside | Rebind
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

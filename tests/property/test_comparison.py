@@ -11,7 +11,7 @@ import pytest
 from tests.property import chains, wrong
 from tests.property.failures import symptom_of
 from tests.property.programs import generate
-from tests.property.scenario import Call, Function, Outside, Scenario, shrink
+from tests.property.scenario import Call, Capture, Function, Outside, Rebind, Scenario, shrink
 from tests.property.worlds import Case, run
 
 program = functools.cache(generate)
@@ -105,6 +105,18 @@ def test_lanes_that_are_confused_are_seen():
         assert outcome.kind == ("unequal" if transform.acted else run(case).kind)
         seen += transform.acted
     assert seen >= 3
+
+
+@pytest.mark.parametrize("route", ["cell", "global", "default"])
+def test_what_a_function_captures_is_looked_up_at_each_call(route):
+    function = Function("f", "", ("u.a += 1",), "u", False, (Capture("u", route, "o"),))
+    build = ("o = Block(a=1)", "x = Block(a=2)")
+    actions = (Call("r1", "f", ""), Rebind("f", Capture("u", route, "x")), Call("r2", "f", ""))
+    scenario = Scenario(0, build, (function,), actions)
+    assert run(Case(scenario, wrong.undo)).kind == "equal"
+    outcome = run(Case(scenario, wrong.remember))
+    assert outcome.kind == "unequal"
+    assert "after r2" in outcome.message
 
 
 def test_a_failing_program_is_made_smaller():

@@ -31,7 +31,7 @@ from tests.property.contents import (
     may_be_traced,
 )
 from tests.property.objects import VOCABULARY, arrays_refuse_attributes, is_no_program
-from tests.property.scenario import Arguments, Call, Outside, Scenario, arguments
+from tests.property.scenario import Arguments, Call, Outside, Rebind, Scenario, arguments, rebind
 from tests.property.spread import Spread, slice_of
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -223,16 +223,25 @@ class World:
     def __init__(self, scenario: Scenario, transform: Transform) -> None:
         self.names = scenario.world()
         self._scenario, self._transform = scenario, transform
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    def function(self, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return a function, and what the transform makes of it."""
+        if name not in self._functions:
+            made = self._scenario.function(name, self.names)
+            self._functions[name] = made, self._transform(made)
+        return self._functions[name]
+
+    def rebind(self, action: Rebind) -> None:
+        """Put another object where a function reaches one."""
+        new = eval(action.capture.root, VOCABULARY, self.names)
+        rebind(self.function(action.function)[0], action.capture, new)
 
     def call(self, action: Call, given: Arguments) -> Exception | None:
         """Make a call; return what it raises."""
-        if action.function not in self._functions:
-            made = self._scenario.function(action.function, self.names)
-            self._functions[action.function] = self._transform(made)
         args, kwargs = given
         try:
-            self.names[action.result] = self._functions[action.function](*args, **kwargs)
+            self.names[action.result] = self.function(action.function)[1](*args, **kwargs)
         except Exception as error:
             return error
         return None
@@ -273,6 +282,9 @@ class _Run:
                     exec(action.line, VOCABULARY, self.other.names)
                 except Exception as error:
                     return Outcome("unequal", f"in {action.line}\nraised {error!r}")
+            elif isinstance(action, Rebind):
+                for world in (*self.plain, self.other):
+                    world.rebind(action)
             else:
                 outcome = self.call(action)
                 if isinstance(outcome, Outcome):

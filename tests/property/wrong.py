@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -278,6 +279,15 @@ def wrap_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             raise RuntimeError("wrapped") from error
 
     return call
+
+
+def remember(function: Any) -> Callable[..., Any]:
+    """Keep what a function captures now."""
+    cells = [types.CellType(cell.cell_contents) for cell in function.__closure__ or ()]
+    scope = dict(function.__globals__)
+    made = types.FunctionType(function.__code__, scope, closure=tuple(cells) or None)
+    made.__kwdefaults__ = dict(function.__kwdefaults__ or {})
+    return made
 
 
 def once_more(transform: Transform) -> Transform:
