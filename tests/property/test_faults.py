@@ -1,0 +1,125 @@
+"""A call that fails leaves nothing behind, wherever it fails (R2).
+
+`benchmarks/faults.py` lets any number of programs fail at all of their points.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+import anabranch as ab
+from anabranch.graph._tokens import own_level
+from tests.property import faults
+from tests.property.failures import case
+from tests.property.faults import (
+    AtPoint,
+    AtStage,
+    Failing,
+    LeftBehindError,
+    every_point,
+    late,
+    some_points,
+    weakened,
+)
+from tests.property.scenario import Call, Function, Scenario
+from tests.property.worlds import run
+from tests.property.wrong import undo
+
+CHUNK = 4
+
+
+@pytest.mark.parametrize("chunk", range(8))
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_random_programs_fail_and_then_do_as_the_plain_call(when, chunk):
+    failed = 0
+    for seed in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+        scenario, transform, refusing = case("nested", seed)
+        program = weakened(scenario) if when == "late" else scenario
+        failing = Failing(transform, late if when == "late" else some_points(4), seed)
+        outcome = run(program, failing)
+        failed += failing.counts.total() - failing.counts["calls"]
+        if outcome.kind != "equal" and not (refusing and outcome.kind == "refused"):
+            pytest.fail(f"{program.text()}\n{outcome.message}", pytrace=False)
+    assert failed >= CHUNK
+
+
+WRITES = Function("f", "p", ("p.n.value = p.n.value + 1", "p.s = 's'", "p.l.append(1)"), "p", False)
+CALLS = (Call("r", "f", "o"),) * 2
+SMALL = Scenario(0, ("o = Block(n=Param(f32(1.0)), l=[])",), (WRITES,), CALLS)
+
+
+def test_all_points_of_a_call_are_tried():
+    failing = Failing(ab.jit, every_point)
+    assert run(SMALL, failing).kind == "equal"
+    counts = failing.counts
+    assert counts["calls"] == 2
+    for kind in faults.KINDS:
+        assert counts[f"Fault at a {kind}"] + counts[f"Interrupt at a {kind}"] >= 2, counts
+
+
+def test_a_call_fails_late_once_at_each_stage():
+    failing = Failing(ab.jit, late)
+    assert run(weakened(SMALL), failing).kind == "equal"
+    # every call of this program is a call of another structure
+    late_faults = {f"Fault when it came to {stage}": 2 for stage in faults.STAGES}
+    assert failing.counts == {"calls": 2, **late_faults}
+
+
+@pytest.mark.parametrize(
+    ("wrongly", "message"),
+    [
+        (lambda function: function, "raised instead|was .*, is |had .*, has "),
+        (lambda function: _swallowing(undo(function)), "was swallowed"),
+        (lambda function: _renaming(undo(function)), "was raised instead"),
+        (lambda function: _leaving_open(undo(function)), "levels"),
+    ],
+    ids=["keep what was written", "swallow", "wrap", "leave open"],
+)
+def test_what_is_left_behind_is_seen(wrongly, message):
+    failing = Failing(wrongly, every_point)(SMALL.compile()["f"])
+    with OPENED, pytest.raises(LeftBehindError, match=message):
+        failing(SMALL.world()["o"])
+    assert not faults.left_open()
+
+
+OPENED = contextlib.ExitStack()
+
+
+def _swallowing(function):
+    def call(*args):
+        try:
+            return function(*args)
+        except BaseException:
+            return None
+
+    return call
+
+
+def _renaming(function):
+    def call(*args):
+        try:
+            return function(*args)
+        except BaseException as error:
+            raise RuntimeError("another one") from error
+
+    return call
+
+
+def _leaving_open(function):
+    def call(*args):
+        OPENED.enter_context(own_level())
+        return function(*args)
+
+    return call
+
+
+@pytest.mark.parametrize("attempt", [AtPoint(0, kind="read"), AtStage("run")], ids=str)
+def test_nothing_is_injected_when_the_attempt_is_over(attempt):
+    before = dict(vars(ab.Variable)), dict(vars(ab.Module))
+    with attempt:
+        pass
+    assert (dict(vars(ab.Variable)), dict(vars(ab.Module))) == before
+    assert faults.WEAK_POINT.fails is None
+    assert attempt.raised is None
