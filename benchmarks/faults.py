@@ -4,9 +4,10 @@
     python benchmarks/faults.py --count 2000 --most 6
 
 The programs are the random ones of `tests/property`, under one to three transforms that the seed
-chooses. Each call is made to fail at every point (see `tests/property/faults.py`), or at `--most`
-of them, by an exception or by an interrupt; then it has to equal the plain call. Each program runs
-twice: the second time its calls fail while they are compiled, and while they run.
+chooses, or under those that `random_programs.py` names. Each call is made to fail at every point
+(see `tests/property/faults.py`), or at `--most` of them, by an exception or by an interrupt; then
+it has to equal the plain call. Each program runs twice: the second time its calls fail while they
+are compiled, and while they run.
 
 Prints how often calls failed, and where, and the programs that were left otherwise than they were.
 """
@@ -26,29 +27,27 @@ CLEAR_EVERY = 10
 """Programs between two clearings of JAX's caches."""
 
 
-def fail_everywhere(task: tuple[int, int | None]) -> tuple[Counter[str], str]:
+def fail_everywhere(task: tuple[str, int, int | None]) -> tuple[Counter[str], str]:
     """Let the calls of one program fail; return the counts, and what went wrong as text."""
+    import dataclasses
+
     import jax
 
-    from tests.property.chains import chain_of
-    from tests.property.failures import case
+    from tests.property.chains import CASES
     from tests.property.faults import Failing, every_point, late, some_points, weakened
     from tests.property.worlds import run
 
-    seed, most = task
-    scenario, transform, refusing = case("nested", seed)
+    name, seed, most = task
+    case = CASES[name](seed)
     counts: Counter[str] = Counter()
     wrong = ""
     early = every_point if most is None else some_points(most)
-    for program, attempts in ((scenario, early), (weakened(scenario), late)):
-        failing = Failing(transform, attempts, seed)
-        outcome = run(program, failing)
-        kind = outcome.kind
-        if kind == "refused" and refusing:
-            kind = "refused by a loop, whose state must keep its structure"
-        counts += failing.counts + Counter({f"programs: {kind}": 1})
-        if kind in ("unequal", "refused"):
-            wrong += f"{chain_of(seed)}\n{program.text()}\n{outcome.message}\n"
+    for program, attempts in ((case.scenario, early), (weakened(case.scenario), late)):
+        failing = Failing(case.transform, attempts, seed)
+        outcome = run(dataclasses.replace(case, scenario=program, transform=failing))
+        counts += failing.counts + Counter({f"programs: {outcome.kind}": 1})
+        if outcome.kind == "unequal":
+            wrong += f"{name} {program.text()}\n{outcome.message}\n"
     if seed % CLEAR_EVERY == 0:
         jax.clear_caches()
     return counts, wrong
@@ -59,10 +58,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="how many programs")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes")
+    parser.add_argument("--transform", default="nested", help="see random_programs.py")
     parser.add_argument("--most", type=int, help="how many points of a call; all, if not given")
     parser.add_argument("--show", type=int, default=5, help="how many failures to print")
     options = parser.parse_args()
-    tasks = [(options.start + i, options.most) for i in range(options.count)]
+    seeds = range(options.start, options.start + options.count)
+    tasks = [(options.transform, seed, options.most) for seed in seeds]
     counts: Counter[str] = Counter()
     failures = 0
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Let a call fail at one point, and look whether anything is left of the attempt.
+"""Let calls fail at one point, and look whether anything is left of the attempt.
 
 A **point** is a primitive of JAX that is bound, a read or a write of a Variable, a change of an
 attribute, or the filling of an object, a twin or one of the caller, while a transformed call runs.
@@ -18,6 +18,7 @@ import functools
 import itertools
 import logging
 import random
+import types
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -232,6 +233,17 @@ def left_open() -> list[str]:
     return found
 
 
+def _captured(function: Any) -> list[Any]:
+    """List what a function of a program reaches without being passed it."""
+    held: list[Any] = []
+    while not isinstance(function, types.FunctionType):
+        held.append(function)
+        function = function.func if isinstance(function, functools.partial) else function.__func__
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    defaults = (function.__kwdefaults__ or {}).values()
+    return [*held, *cells, *defaults, *function.__globals__.values()]
+
+
 Attempts = Callable[[random.Random], Iterator[Attempt]]
 
 
@@ -281,7 +293,7 @@ class Failing:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             self.counts["calls"] += 1
-            before = Snapshot(reachable([args, *kwargs.values()]))
+            before = Snapshot(reachable([args, *kwargs.values(), *_captured(function)]))
             for attempt in self._attempts(self._random):
                 try:
                     with attempt:
