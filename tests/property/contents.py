@@ -18,12 +18,20 @@ import anabranch as ab
 from tests.property.objects import ATTRIBUTE_NODES, DICTS, LISTS, Pair, Slotted
 
 Edges = list[tuple[str, Any]]
+VARIABLES: list[type] = [ab.Variable]
+HOLDERS: list[type] = [*ATTRIBUTE_NODES]
+"""Base classes of what there is; those of other libraries are added."""
 _MISSING = object()
 
 
 def is_node(obj: Any) -> bool:
     """Tell what is mutable and has identity."""
-    return isinstance(obj, (ab.Variable, *ATTRIBUTE_NODES)) or type(obj) in DICTS + LISTS
+    return is_variable(obj) or isinstance(obj, tuple(HOLDERS)) or type(obj) in DICTS + LISTS
+
+
+def is_variable(obj: Any) -> bool:
+    """Tell what holds a value and metadata."""
+    return isinstance(obj, tuple(VARIABLES))
 
 
 def is_value(obj: Any) -> bool:
@@ -45,7 +53,7 @@ def may_be_traced(obj: Any) -> bool:
 
 def edges(obj: Any) -> Edges:
     """List what a node or a value holds, under labels."""
-    if isinstance(obj, ab.Variable):
+    if is_variable(obj):
         metadata = obj.get_metadata()
         return [(".value", obj.value), *((f"<{k}>", metadata[k]) for k in metadata)]
     if type(obj) in LISTS:
@@ -67,7 +75,8 @@ def _attributes(obj: Any) -> dict[str, Any]:
     if isinstance(obj, Slotted):
         found = {name: getattr(obj, name, _MISSING) for name in ("a", "b", "c")}
         return {name: child for name, child in found.items() if child is not _MISSING}
-    return dict(vars(obj))
+    own = ("_pytree__state", "_pytree__nodes")  # of objects of flax
+    return {name: child for name, child in vars(obj).items() if name not in own}
 
 
 def reachable(roots: Iterable[Any]) -> list[Any]:
@@ -157,7 +166,7 @@ def _same_key(label: str, old: Any, new: Any) -> bool:
 
 def raw(node: Any) -> Any:
     """Return what a node holds, for `put_back`."""
-    if isinstance(node, ab.Variable):
+    if is_variable(node):
         return node.value, dict(node.get_metadata())
     if type(node) in LISTS:
         return list(node)
@@ -168,12 +177,15 @@ def raw(node: Any) -> Any:
 
 def put_back(node: Any, held: Any) -> None:
     """Give a node these contents."""
-    if isinstance(node, ab.Variable):
+    if is_variable(node):
         value, metadata = held
         if node.value is not value:
             node.value = value
         # There is no public way to take metadata away; restored worlds only ever run plainly.
-        object.__setattr__(node, "_metadata", types.MappingProxyType(metadata))
+        if isinstance(node, ab.Variable):
+            object.__setattr__(node, "_metadata", types.MappingProxyType(metadata))
+        else:
+            node.set_metadata(metadata)
     elif type(node) in LISTS:
         node.clear()
         node.extend(held)
