@@ -9,10 +9,10 @@ from tests.property.failures import failure
 from tests.property.flax_objects import objects_of_flax
 from tests.property.worlds import run
 
-CHUNK = 20
+CHUNK = 15
 
 
-@pytest.mark.parametrize("chunk", range(6))
+@pytest.mark.parametrize("chunk", range(3))
 @pytest.mark.parametrize("name", ["jit", "nested", "captured", "loops"])
 def test_random_programs_on_objects_of_flax_are_equal_to_the_plain_call(name, chunk):
     refused = 0
