@@ -333,7 +333,7 @@ def _import(statement: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_importing_loads_no_optional_library():
-    extras = "flax optax orbax treescope hypothesis matplotlib sklearn rich".split()
+    extras = "chex equinox flax optax orbax treescope hypothesis matplotlib sklearn rich".split()
     done = _import(f"import anabranch, sys; print([m for m in {extras} if m in sys.modules])")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
