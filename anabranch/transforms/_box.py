@@ -26,6 +26,7 @@ from anabranch.graph._flatten import Flat, check_opaques
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import Scope
 from anabranch.graph._spend import spend
+from anabranch.transforms._captured import tell_watcher
 from anabranch.transforms._lifting import attempt_for, lifting_into, with_captured
 
 
@@ -146,6 +147,7 @@ def run_inside(
     try:
         with scope, lifting_into(attempt, scope):
             result = call(with_captured(built.resolve(graphdef.root)))
+            tell_watcher()
             found = diff(graphdef, built, result, lanes=grouping.lanes)
             picked = None if pick is None else pick(result)
             return Inside(*_report(graphdef, leaves, grouping, built, found), picked)

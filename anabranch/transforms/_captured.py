@@ -8,9 +8,12 @@ compared (an array of a trace) means: trace again. Objects are part of the split
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import types
 import weakref
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -61,6 +64,36 @@ def captured(functions: Any) -> list[Any] | None:
     except _NotComparableError:
         return None
     return found.items
+
+
+class _Watchers(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[Callable[[], None]] = []
+
+
+_WATCHERS = _Watchers()
+
+
+@contextlib.contextmanager
+def watching_runs(watcher: Callable[[], None]) -> Generator[None]:
+    """Call a watcher whenever a function of the user has been run in this thread.
+
+    What the function captures is then as it has left it. Later it may be anything else: while the
+    program is compiled and runs, other threads run, and callbacks.
+    """
+    stack = _WATCHERS.stack
+    stack.append(watcher)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def tell_watcher() -> None:
+    """Say that a function of the user has been run."""
+    stack = _WATCHERS.stack
+    if stack:
+        stack[-1]()
 
 
 class _Captured:

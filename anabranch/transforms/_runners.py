@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from anabranch.graph import _classify
-from anabranch.transforms._captured import captured
+from anabranch.transforms._captured import captured, watching_runs
 
 
 class Target:
@@ -103,23 +103,25 @@ class Owned:
         before, made = self._table.get(key, (None, None))
         if made is None or now is None or before != now:
             made = make()
-        result = made(*args)
-        # captures are compared as they are now: a function may count its own traces in them
-        self._table[key] = (captured(self._functions), made)
-        return result
+        function = made
+
+        def remember() -> None:
+            # as the function has left it: it may count its own traces in what it captures
+            self._table[key] = (captured(self._functions), function)
+
+        with watching_runs(remember):
+            return function(*args)
 
 
 class _Kept:
-    __slots__ = ("captured", "function", "traced")
+    __slots__ = ("captured", "function")
 
     def __init__(self, function: Callable[..., Any], captured: list[Any] | None) -> None:
-        def run(*args: Any) -> Any:
-            self.traced = True
+        def run(*args: Any) -> Any:  # JAX goes by the identity of functions
             return function(*args)
 
         run.__signature__ = inspect.signature(function)  # for the names in JAX's messages
         self.captured = captured
-        self.traced = False
         self.function = jax.jit(run, inline=True)
 
 
@@ -163,13 +165,18 @@ class Runners:
                 self._kept.move_to_end(entry)
         if kept is None or now is None or kept.captured != now:
             kept = _Kept(make(), now)
-        result = kept.function(*args)
-        if kept.traced:
-            kept.traced = False
-            # a function may count its own traces in what it captures
-            kept.captured = captured(functions)
-            if kept.captured is not None:
-                self._keep(key, refs, kept)
+        called, traced = kept, False
+
+        def remember() -> None:
+            nonlocal traced
+            traced = True
+            # as the functions have left it: they may count their own traces in what they capture
+            called.captured = captured(functions)
+
+        with watching_runs(remember):
+            result = called.function(*args)
+        if traced and called.captured is not None:
+            self._keep(key, refs, called)
         return result
 
     @contextlib.contextmanager

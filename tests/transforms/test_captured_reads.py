@@ -150,3 +150,38 @@ def test_what_captures_the_same_is_traced_once(name):
     for _ in range(4):
         run(jnp.ones(8))
     assert len(traces) == 1
+
+
+def in_scan(f: Any) -> Any:
+    return lambda x: transforms.scan(lambda c, _: (f(c), None), length=1)(x, None)[0]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        transforms.remat,
+        transforms.lift(jax.jit),
+        lambda f: lambda x: transforms.cond(True, f, f, x),
+        lambda f: lambda x: transforms.fori_loop(0, 1, lambda i, c: f(c), x),
+        in_scan,
+        lambda f: lambda x: transforms.map(f, x[None])[0],
+    ],
+    ids=["remat", "lift", "cond", "fori_loop", "scan", "map"],
+)
+def test_what_is_bound_anew_while_a_call_runs_is_seen_by_the_next_one(wrap):
+    scale = jnp.array(1.0)
+
+    def rebind(_):  # as another thread may
+        nonlocal scale
+        scale = scale + 1.0
+
+    def f(x):
+        y = x * scale
+        jax.debug.callback(rebind, y)
+        return y
+
+    wrapped, seen = wrap(f), []
+    for _ in range(3):
+        seen.append(float(wrapped(jnp.array(1.0))))
+        jax.effects_barrier()
+    assert seen == [1.0, 2.0, 3.0]
