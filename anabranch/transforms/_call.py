@@ -41,6 +41,9 @@ class StaticArgument:
             raise StaticValueError(f"static argument {name}: {error}") from None
         self.value = value
 
+    def __repr__(self) -> str:
+        return repr(self.value)
+
     def __hash__(self) -> int:
         return hash(self._key)
 

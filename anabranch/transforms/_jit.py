@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 
@@ -73,6 +75,17 @@ def _as_sharding(value: Any, leaf: Any) -> Any:
     return value
 
 
+class Trace(NamedTuple):
+    """What a function was traced for; `debug.explain_retrace` compares two of them."""
+
+    number: int  # in the order in which they were made
+    graphdef: GraphDef
+    types: Sequence[Any]  # of the leaves
+
+
+_TRACE_NUMBERS = itertools.count()
+
+
 class Compiled:
     """The compiled function for one structure of the arguments."""
 
@@ -83,8 +96,10 @@ class Compiled:
             if attempt_for(graphdef) is None:
                 raise TraceNeededError
             inside = run_inside(graphdef, leaves, grouping)
+            self.traces.append(Trace(next(_TRACE_NUMBERS), graphdef, [*map(jax.typeof, leaves)]))
             return inside.report, inside.groups
 
+        self.traces: deque[Trace] = deque(maxlen=16)
         self.run = name_inside(run, function, graphdef)
         self.options = options
         self.function: Any = jax.jit(self.run, **options)  # or a `Donation`
@@ -220,6 +235,17 @@ class JitFunction(Generic[P, R]):
         """
         self._compiled.clear()
         self._plans.clear()
+
+    def recent_traces(self) -> list[Trace]:
+        """Return what the function was traced for, last one last; see `debug.explain_retrace`.
+
+        >>> import anabranch as ab
+        >>> double = ab.jit(lambda x: x * 2)
+        >>> _ = double(1.0), double(2.0)
+        >>> len(double.recent_traces())
+        1
+        """
+        return sorted([trace for kept in [*self._compiled.values()] for trace in kept.traces])
 
     @overload
     def __get__(self, obj: None, cls: type) -> JitFunction[P, R]: ...
