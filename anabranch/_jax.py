@@ -3,25 +3,27 @@
 JAX keeps one *current trace* per thread, and most traces know the trace that they were opened
 in (`parent_trace`). Walking those links gives the chain of active transforms, innermost first.
 Nothing else in anabranch touches what JAX does not publish: a new JAX release breaks this file,
-which `self_check` makes visible, or nothing.
+which `_jax_check` makes visible, or nothing.
 
 Public names are preferred where they exist (`jax.extend.core.find_top_trace`,
 `jax.core.eval_context`, `jax.core.Tracer`). Private are: the attributes `parent_trace` and
 `_trace`, the cell behind the current trace (two to three times faster to read than the public
-function; `self_check` compares the two), and the debug information for error messages.
+function; `_jax_check` compares the two), the debug information for error messages, and what it
+takes to leave a trace: setting the current one, and handling operations for one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias, TypeGuard
 
 import jax
 import jax.core
 from jax._src import core as _src_core
+from jax.sharding import AbstractMesh, AxisType, get_abstract_mesh
 
 from anabranch.errors import UnsupportedJaxError
 
@@ -42,7 +44,8 @@ class _Untraced:
 UNTRACED: Final = _Untraced()
 
 
-def _public_getter() -> Callable[[], Trace | None]:
+def public_getter() -> Callable[[], Trace | None]:
+    """Return the public function for the current trace, which `_jax_check` compares with ours."""
     # 20 ms, and it registers settings, after which JAX traces everything again: only for checks
     import jax.extend.core as extend
 
@@ -65,7 +68,7 @@ def _fast_getter() -> Callable[[], Trace | None]:
     else:
         context: Any = getattr(_src_core, "trace_ctx", None)
         if not hasattr(context, "trace"):
-            return _public_getter()
+            return public_getter()
 
         def current_trace() -> Trace | None:
             return context.trace
@@ -150,7 +153,7 @@ def _staging_type() -> type:
 
     jax.make_jaxpr(probe)()
     if not found:
-        raise _unsupported("the current trace inside make_jaxpr cannot be read")
+        raise unsupported("the current trace inside make_jaxpr cannot be read")
     return found[0]
 
 
@@ -214,95 +217,162 @@ def describe_boundary(trace: Trace) -> str:
     source = source.replace("\\", "/")
     if "/jax/_src/pmap.py" in source:
         return "pmap"
-    # A wrapper of JAX's own (jax 0.8 hides the function under pmap so) tells nobody anything.
-    if not source or source == "<unknown>" or "/jax/_src/" in source:
+    # A wrapper of JAX's own (jax 0.8 hides the function under pmap so), or of ours, tells nobody
+    # anything.
+    ours = "/anabranch/transforms/" in source
+    if not source or source == "<unknown>" or "/jax/_src/" in source or ours:
         return transform
     return f"{transform} of {source}"
 
 
-def _unsupported(what: str) -> UnsupportedJaxError:
+_LOOPS: Final = frozenset({"scan", "fori_loop", "while_body", "while_cond"})
+
+
+def is_loop_body(trace: Trace) -> bool:
+    """Tell whether a trace is that of a function which is run once for each step of a loop."""
+    try:
+        return str(trace.frame.debug_info.traced_for) in _LOOPS
+    except AttributeError:
+        return False
+
+
+def all_traces(trace: Trace | None) -> list[Trace]:
+    """Return a trace and those around it; unlike JAX, a hoisting one tells where it was opened."""
+    found: list[Trace] = []
+    while trace is not None:
+        found.append(trace)
+        inside = isinstance(trace, _Hoisting)
+        trace = trace.opened_in if inside else getattr(trace, "parent_trace", None)
+    return found
+
+
+def innermost(traces: Iterable[Trace | None], around: Sequence[Trace]) -> Trace:
+    """Return the innermost of some traces, and the root if there are none.
+
+    Arguments:
+        traces: of tracers. What JAX's chain does not lead to (it has gaps around some custom
+            rules) may lie anywhere, so that nothing is left then.
+        around: the current trace and those around it.
+    """
+    place = {trace: at for at, trace in enumerate(around)}
+    found = [place.get(trace, 0) for trace in traces if trace is not _ROOT]
+    return around[min(found)] if found and around else _ROOT
+
+
+@contextlib.contextmanager
+def at_trace(trace: Trace) -> Generator[None]:
+    """Make a trace the current one, and hide the axes that are bound further inside."""
+    context: Any = _src_core.trace_ctx
+    before = context.axis_env
+    with contextlib.ExitStack() as stack:
+        if trace is _ROOT:
+            axes: Any = _src_core.top_axis_env
+            if any(kind == AxisType.Manual for kind in get_abstract_mesh().axis_types):
+                stack.enter_context(jax.sharding.use_abstract_mesh(AbstractMesh((), ())))
+        else:
+            axes = before
+            for inner in all_traces(current_trace()):
+                if inner is trace:
+                    break
+                axes = _without(axes, _axis_of(inner))
+        context.set_axis_env(axes)
+        stack.callback(context.set_axis_env, before)
+        stack.enter_context(_src_core.set_current_trace(trace))
+        yield
+
+
+def _axis_of(trace: Trace) -> Any:
+    """Return the name of the axis that a trace of vmap binds."""
+    return getattr(getattr(trace, "axis_data", None), "name", None)
+
+
+def _without(axes: Any, name: Any) -> Any:
+    return axes.pop_pure(name) if name in axes.axis_sizes else axes
+
+
+class _Hoisting(jax.core.Trace):
+    """Sends each operation to the innermost trace among those of its operands.
+
+    To JAX it looks like a trace that was opened in eager code.
+    """
+
+    def __init__(self, opened_in: Trace) -> None:
+        super().__init__()
+        self.parent_trace = _ROOT
+        self.opened_in = opened_in
+
+    def send(self, operands: Iterable[Any], params: dict[str, Any]) -> Trace:
+        """Return the trace that handles an operation."""
+        around = all_traces(self.opened_in)
+        traces = [tracer_trace(x) for x in operands if is_tracer(x)]
+        for name in _axis_names(params):
+            traces.append(next((t for t in around if _axis_of(t) == name), around[0]))
+        return innermost(traces, around)
+
+    def stage_value(self, val: Any) -> Any:
+        """Handle what is like an identity."""
+        target = self.send([val], {})
+        with at_trace(target):
+            return target.stage_value(val)
+
+    def cur_qdd(self, x: Any) -> Any:
+        """Tell the state of a value whose type has one."""
+        return self.send([x], {}).cur_qdd(x)
+
+
+def _axis_names(params: dict[str, Any]) -> set[Any]:
+    """Return the names of mapped axes that an operation mentions, which are no operands."""
+    bound: Any = _src_core.trace_ctx.axis_env.axis_sizes
+    found: set[Any] = set()
+    for value in params.values() if bound else ():
+        names = value if isinstance(value, tuple) else (value,)
+        names = [*names, *[getattr(e, "name", None) for e in getattr(value, "effects", ())]]
+        found.update([n for n in names if isinstance(n, Hashable) and n in bound])
+    return found
+
+
+def _forward(method: str) -> Any:
+    def process(self: _Hoisting, primitive: Any, *args: Any, **kwargs: Any) -> Any:
+        operands: Any = next(a for a in args if isinstance(a, (list, tuple)))
+        params = kwargs or next((a for a in args if isinstance(a, dict)), {})
+        target = self.send(operands, params)
+        if target is _ROOT and method in _CUSTOM:  # what it closes over decides for itself
+            with _src_core.set_current_trace(self):
+                return args[0].call_wrapped(*operands)
+        with at_trace(target):
+            return getattr(target, method)(primitive, *args, **kwargs)
+
+    return process
+
+
+_CUSTOM: Final = ("process_custom_jvp_call", "process_custom_vjp_call")
+for _method in ("primitive", "call", "map", "shard_map", "custom_transpose"):
+    setattr(_Hoisting, f"process_{_method}", _forward(f"process_{_method}"))
+for _method in _CUSTOM:
+    setattr(_Hoisting, _method, _forward(_method))
+
+
+@contextlib.contextmanager
+def hoisting_trace() -> Generator[None]:
+    """Let each operation be handled at the outermost trace that its operands allow."""
+    trace = _Hoisting(current_trace())
+    try:
+        with _src_core.set_current_trace(trace):
+            yield
+    finally:
+        trace.opened_in = _ROOT  # what was made inside may outlive it, and keeps no trace alive
+
+
+def opened_in(trace: Trace | None) -> Trace | None:
+    """Return the trace that a hoisting one was opened in, and any other one itself."""
+    while isinstance(trace, _Hoisting):
+        trace = trace.opened_in
+    return trace
+
+
+def unsupported(what: str) -> UnsupportedJaxError:
+    """Say what the installed JAX does not do."""
     return UnsupportedJaxError(
         f"jax {jax.__version__} does not behave as anabranch expects: {what}. "
         "Install a jax version that anabranch supports, or a newer anabranch."
     )
-
-
-_EXPECTED: Final = {
-    "thread": "root",
-    "staged": "boundary root",
-    "nested": "boundary boundary root",
-    "checkpoint": "boundary boundary root",
-    "scan": "boundary boundary root",
-    "grad in jit": "open boundary root",
-    "vmap": "open root",
-    "grad": "open root",
-    "jvp": "open root",
-}
-
-
-def _observe_chains(seen: dict[str, str]) -> None:
-    """Run tiny transforms and write down the chain that the function inside sees."""
-
-    def kind(trace: Trace) -> str:
-        return "root" if trace is _ROOT else "boundary" if is_boundary(trace) else "open"
-
-    def probe(name: str) -> Callable[[Any], Any]:
-        def fn(x: Any) -> Any:
-            trace = current_trace()
-            seen[name] = " ".join(map(kind, trace_chain(trace)))
-            if is_tracer(x) and tracer_trace(x) is not trace:
-                seen[name] += " (argument of another trace)"
-            return x * 2.0
-
-        return fn
-
-    api: Any = jax  # the transforms are called on probes, whose types are of no interest
-
-    def staged(x: Any) -> Any:
-        probe("staged")(x)
-        seen["described"] = describe_boundary(current_trace())
-        api.jit(probe("nested"))(x)
-        api.checkpoint(probe("checkpoint"))(x)
-        api.lax.scan(lambda c, _: (probe("scan")(c), None), x, None, length=1)
-        return api.grad(probe("grad in jit"))(x)
-
-    probe("thread")(1.0)
-    with jax.disable_jit(False):
-        api.eval_shape(staged, 1.0)
-        api.vmap(probe("vmap"))(api.numpy.ones(1))
-        api.grad(probe("grad"))(1.0)
-        api.jvp(probe("jvp"), (1.0,), (1.0,))
-
-
-def self_check() -> None:
-    """Check on tiny transforms that JAX's traces look as this module expects.
-
-    Raises:
-        UnsupportedJaxError: something looks different in the installed JAX.
-    """
-    seen: dict[str, str] = {}
-    failures: list[Exception] = []
-
-    public = _public_getter()
-    agree: list[bool] = [public() is current_trace()]
-
-    def observe() -> None:
-        try:
-            jax.make_jaxpr(lambda: agree.append(public() is current_trace()))()
-            _observe_chains(seen)
-        except Exception as error:  # whatever JAX raises, it is the finding
-            failures.append(error)
-
-    # A fresh thread has no transforms around it, whatever the caller is in.
-    thread = threading.Thread(target=observe)
-    thread.start()
-    thread.join()
-    if failures:
-        raise _unsupported(f"{type(failures[0]).__name__}: {failures[0]}") from failures[0]
-    if not all(agree):
-        raise _unsupported("the public and the private way to the current trace disagree")
-    for name, chain in _EXPECTED.items():
-        if seen.get(name) != chain:
-            raise _unsupported(f"the traces seen in {name!r} are {seen.get(name)!r}, not {chain!r}")
-    if " of " not in seen["described"]:
-        raise _unsupported("a trace does not say what it was opened for")

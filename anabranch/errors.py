@@ -133,6 +133,10 @@ class StaleCaptureError(AnabranchError, RuntimeError):
     """A constant of a compiled function has changed since."""
 
 
+class HoistError(TraceLevelError):
+    """A value cannot leave the traces that it was to leave, as it depends on them."""
+
+
 class SpentTwinError(AnabranchError, RuntimeError):
     """An inner twin was used after the trace that it was made for."""
 

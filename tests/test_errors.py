@@ -283,6 +283,13 @@ def point() -> None:
     ab.jit(lambda v: object.__setattr__(v, "x", v.x + 1))(Value(jnp.ones(3)))
 
 
+def hoist_out_of_loop() -> None:
+    def step(total: Any, x: Any) -> Any:
+        return total + ab.hoist(lambda **_: 1.0, **{f"{LONG}{i}": x for i in range(50)}), None
+
+    jax.lax.scan(step, 0.0, jnp.ones(3))
+
+
 PROVOKED: dict[str, list[Callable[[], Any]]] = {
     "ArgumentError": [
         lambda: ab.jit(Setting(0)),
@@ -360,6 +367,7 @@ PROVOKED: dict[str, list[Callable[[], Any]]] = {
     "TraceLevelError": [lambda: ab.jit(lambda m: pickle.dumps(m.layers()[0].w))(shared())],
     "CapturedWriteError": [backward_rule],
     "StaleCaptureError": [stale_captures],
+    "HoistError": [hoist_out_of_loop],
     "SpentTwinError": [kept_twin],
     "MissingRuleError": [no_rule],
     "ConcurrentWriteError": [changed_meanwhile],

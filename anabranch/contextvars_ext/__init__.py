@@ -1,8 +1,9 @@
-"""Jit-aware context variables, and values plumbed into and out of JAX transforms with them."""
+"""Jit-aware context variables, values plumbed through transforms, values taken out of traces."""
 
 from __future__ import annotations
 
 from anabranch.contextvars_ext import random
+from anabranch.contextvars_ext._hoist import hoist, hoist_concrete, hoisting
 from anabranch.contextvars_ext._keystream import KeyStream
 from anabranch.contextvars_ext._keystream_var import (
     get_next_key,
@@ -27,6 +28,9 @@ __all__ = [
     "JitAwareContextVar",
     "SetOnEnter",
     "plumb_and_transform",
+    "hoist",
+    "hoist_concrete",
+    "hoisting",
     "KeyStream",
     "set_keystream_on_enter",
     "get_next_key",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from anabranch import _jax
+from anabranch.errors import bounded, first_few
 
 if TYPE_CHECKING:
     from anabranch.contextvars_ext._var import JitAwareContextVar
@@ -60,6 +65,26 @@ _NOT_DECORATABLE = """\
 set_on_enter(value) of {var!r} decorates functions, not {fn!r}. Below @staticmethod and \
 @classmethod it gets the function itself."""
 
+_CANNOT_LEAVE = """\
+hoist: the result of {fn} cannot leave {loop}, as it depends on values that may differ from step \
+to step:
+{names}
+Pass values from outside of the loop. If such a value was computed in the body from nothing that \
+changes, hoist that computation as well, a key that is made there for one: \
+`hoist(lambda: init(jax.random.key(0)))`. If the result is to differ from step to step, call the \
+function without `hoist`, or in a block `with hoisting():`, which moves what can be moved."""
+
+_NOT_CONCRETE = """\
+hoist_concrete: the result of {fn} has no value at trace time, as it depends on traced values:
+{names}
+Pass concrete values, or use `hoist`: its result is a tracer that belongs where these come from, \
+and is returned from there."""
+
+_HIDDEN_TRACER = """\
+hoist: {fn} computes with a traced value that is none of its arguments: {what}. Pass every traced \
+value as an argument, as an array or in a pytree; or compute in a block `with hoisting():`, where \
+each operation goes where its operands are."""
+
 
 def _code_name(var: JitAwareContextVar[Any]) -> str:
     name = var.name or ""
@@ -110,3 +135,45 @@ def generator_function(var: JitAwareContextVar[Any], fn: object) -> str:
 def not_decoratable(var: JitAwareContextVar[Any], fn: object) -> str:
     """Say that something is no function."""
     return _NOT_DECORATABLE.format(var=var, fn=fn)
+
+
+def cannot_leave(fn: object, loop: _jax.Trace, held: Sequence[tuple[str, jax.Array]]) -> str:
+    """Say which arguments depend on the step of a loop."""
+    where = _jax.describe_boundary(loop)
+    return bounded(_CANNOT_LEAVE.format(fn=_called(fn), loop=where, names=_arguments(held)))
+
+
+def not_concrete(fn: object, traced: Sequence[tuple[str, jax.Array]]) -> str:
+    """Say which arguments are traced."""
+    return bounded(_NOT_CONCRETE.format(fn=_called(fn), names=_arguments(traced)))
+
+
+def hidden_tracer(fn: object, captured: Sequence[tuple[str, jax.Array]]) -> str:
+    """Say that a function uses a tracer that is no argument, and which it may be."""
+    names = ", ".join([name for name, _ in captured[:5]])
+    what = f"it captures {names}" if names else "it is in a global, a container or an object"
+    return bounded(_HIDDEN_TRACER.format(fn=_called(fn), what=what))
+
+
+def _arguments(tracers: Sequence[tuple[str, jax.Array]]) -> str:
+    """Name arguments, with their types and traces."""
+    lines: list[str] = []
+    for name, tracer in tracers:
+        kind = tracer.aval.str_short(short_dtypes=False)
+        where = _jax.describe_boundary(_jax.tracer_trace(tracer))
+        lines.append(f"argument {name}: {kind}, traced by {where}")
+    return first_few(lines)
+
+
+def parameter_names(fn: Any) -> list[str]:
+    """Return the names of the parameters that take positional arguments, if they are known."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in parameters if p.kind in positional]
+
+
+def _called(fn: object) -> str:
+    return getattr(fn, "__qualname__", None) or repr(fn)[:150]

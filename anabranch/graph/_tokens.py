@@ -24,7 +24,12 @@ from anabranch import _jax
 from anabranch.errors import CapturedWriteError
 
 _ROOT = _jax.root_trace()
-_current_trace = _jax.current_trace
+
+
+def _current_trace() -> Any:
+    """Return the current trace; what is made in a `hoisting` block belongs to the one around it."""
+    trace = _jax.current_trace()
+    return trace if trace is _ROOT else _jax.opened_in(trace)
 
 
 NOBODY = object()

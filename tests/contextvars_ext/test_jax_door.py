@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 
@@ -10,7 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import pytest
 
-from anabranch import _jax
+from anabranch import _jax, _jax_check
 from anabranch.errors import UnsupportedJaxError
 
 
@@ -30,11 +31,11 @@ def in_vmap(look):
 
 
 def test_the_self_check_passes_outside_and_inside_transforms():
-    _jax.self_check()
-    in_jit(_jax.self_check)
-    in_vmap(_jax.self_check)
+    _jax_check.self_check()
+    in_jit(_jax_check.self_check)
+    in_vmap(_jax_check.self_check)
     with jax.disable_jit():
-        _jax.self_check()
+        _jax_check.self_check()
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,10 @@ def test_the_self_check_passes_outside_and_inside_transforms():
         ("trace_chain", lambda trace: iter([trace]), "the traces seen in"),
         ("current_trace", lambda: None, "disagree"),
         ("tracer_trace", lambda tracer: None, "argument of another trace"),
+        ("is_loop_body", lambda trace: False, "the traces seen in"),
+        ("at_trace", lambda trace: contextlib.nullcontext(), "the traces seen in"),
+        ("innermost", lambda traces, around: _jax.root_trace(), "UnexpectedTracerError"),
+        ("hoisting_trace", contextlib.nullcontext, "the traces seen in"),
         ("describe_boundary", lambda trace: "jit", "what it was opened for"),
         ("describe_boundary", lambda trace: 1 / 0, "ZeroDivisionError"),
     ],
@@ -53,7 +58,7 @@ def test_the_self_check_passes_outside_and_inside_transforms():
 def test_the_self_check_notices(monkeypatch, name, broken, message):
     monkeypatch.setattr(_jax, name, broken)
     with pytest.raises(UnsupportedJaxError, match=message) as info:
-        _jax.self_check()
+        _jax_check.self_check()
     assert jax.__version__ in str(info.value)
 
 
@@ -67,7 +72,7 @@ def test_a_current_trace_that_does_not_move_is_noticed_on_first_use(monkeypatch)
 
 
 def test_the_fast_and_the_public_way_read_the_same_trace():
-    public = _jax._public_getter()
+    public = _jax.public_getter()
     for inside in (in_jit, in_vmap, lambda look: look()):
         assert inside(lambda: (_jax.current_trace() is public(), public() is not None)) == (
             True,

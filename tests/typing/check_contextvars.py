@@ -36,3 +36,11 @@ def check_decorator() -> None:
     assert_type(evaluate(1), str)
     evaluate("1")  # pyright: ignore[reportArgumentType] - the signature is kept
     assert_type(ab.get_next_key(), jax.Array)
+
+
+def check_hoist() -> None:
+    assert_type(ab.hoist(evaluate, 1), str)
+    assert_type(ab.hoist_concrete(lambda: 3), int)
+    ab.hoist(evaluate, "1")  # pyright: ignore[reportArgumentType] - the signature is kept
+    with ab.hoisting():
+        pass
