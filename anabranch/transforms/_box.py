@@ -127,6 +127,7 @@ def run_inside(
     grouping: Grouping,
     pick: Callable[[Any], Any] | None = None,
     call: Callable[[Any], Any] = operator.methodcaller("run"),
+    prepare: Callable[[Sequence[Any]], None] | None = None,
 ) -> Inside:
     """Steps 2 and 3: call the function on twins, and report what it did.
 
@@ -137,6 +138,7 @@ def run_inside(
         pick: from what the function returned, twins among it, to what an adapter needs of it
             inside; afterwards the twins are spent.
         call: from the twin of the `Call` to its result, for calls of several functions.
+        prepare: does something to the twins, given by index, before the call.
     """
     built = build(graphdef.entries, leaves.__getitem__)
     nodes = [i for i, entry in enumerate(graphdef.entries) if entry.kind.identity]
@@ -146,6 +148,8 @@ def run_inside(
     scope = Scope(outer, twins, None if attempt is None else attempt.opener)
     try:
         with scope, lifting_into(attempt, scope):
+            if prepare is not None:
+                prepare(built.objects)
             result = call(with_captured(built.resolve(graphdef.root)))
             tell_watcher()
             found = diff(graphdef, built, result, lanes=grouping.lanes)

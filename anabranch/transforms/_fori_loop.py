@@ -25,6 +25,7 @@ from anabranch.transforms._loop import (
     slice_perturbations,
 )
 from anabranch.transforms._names import number_leaves
+from anabranch.transforms._prologue import FirstStep, Prologue, run_with_prologue
 from anabranch.transforms._runners import Targets, call_kept
 
 T = TypeVar("T")
@@ -76,35 +77,51 @@ def fori_loop(
         return init_val
     if not known and unroll is not None:
         raise StructureError("fori_loop: unroll needs bounds that are known: Python integers")
-    targets = Targets([body_fun])
     start, stop = _same_type(lower, upper)
-    flat = flatten_call(targets.shown, (start, init_val), {}, targets.functions)
-    loop = Loop(f"fori_loop of {where(body_fun)}", flat, (None, Carry), names=["init_val"])
-    counter = _counter(flat.graphdef)
-    loop.fix(counter)
-    if known:
-        slice_perturbations(loop, flat, int(upper) - int(lower))
-    call = calling(targets.refs, 0)
+    bounds = (int(lower), int(upper)) if known else None
+    name = f"fori_loop of {where(body_fun)}"
 
-    def make() -> Any:
+    def attempt(targets: Targets, args: Sequence[Any], kwargs: Any) -> Any:
+        flat = flatten_call(targets.shown, args, kwargs, targets.functions)
+        loop = Loop(name, flat, (None, Carry), names=["init_val"])
+        loop.fix(_counter(flat.graphdef))
+        if bounds is not None:
+            slice_perturbations(loop, flat, bounds[1] - bounds[0])
+
+        def make() -> Any:
+            return _fori_runner(loop, targets.refs, bounds, unroll)
+
+        key = ("fori_loop", flat.graphdef, tuple(loop.axes), bounds, unroll)
+        report, groups = call_kept(key, targets, make, None if known else stop, *flat.leaves)
+        if type(report) is Prologue:
+            return report, groups
+        return finish(flat, report, groups)
+
+    return run_with_prologue(name, attempt, [body_fun], (start, init_val), {})
+
+
+def _fori_runner(
+    loop: Loop, refs: Sequence[Any], bounds: tuple[int, int] | None, unroll: Any
+) -> Callable[..., Any]:
+    call, counter = calling(refs, 0), _counter(loop.graphdef)
+
+    def run(stop: Any, *leaves: Any) -> Any:
+        state = (leaves[counter], loop.carry_in(leaves), loop.fixed(leaves))
+        first = FirstStep()
+
         def step(
             i: Any, carried: list[Any], fixed: dict[int, Any], slices: Sequence[Any] = ()
         ) -> Stepped:
-            return loop.step(call, carried, slices, {**fixed, counter: i})
+            return loop.step(call, carried, slices, {**fixed, counter: i}, first=first)
 
-        def run(stop: Any, *leaves: Any) -> Any:
-            state = (leaves[counter], loop.carry_in(leaves), loop.fixed(leaves))
-            if known:
-                slices, length = loop.slices(leaves), int(upper) - int(lower)
-                return _scanned(loop, step, state, slices, length, unroll)
-            return _until(loop, step, state, stop)
+        if bounds is not None:
+            length = bounds[1] - bounds[0]
+            done = _scanned(loop, step, state, loop.slices(leaves), length, unroll)
+        else:
+            done = _until(loop, step, state, stop)
+        return done if first.prologue is None else (first.prologue, first.prologue.outputs())
 
-        return number_leaves(run, loop.graphdef)
-
-    bounds = (int(lower), int(upper)) if known else None
-    key = ("fori_loop", flat.graphdef, tuple(loop.axes), bounds, unroll)
-    report, groups = call_kept(key, targets, make, None if known else stop, *flat.leaves)
-    return finish(flat, report, groups)
+    return number_leaves(run, loop.graphdef)
 
 
 def _scanned(

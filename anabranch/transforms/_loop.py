@@ -24,6 +24,7 @@ from anabranch.transforms._box import Report, run_inside
 from anabranch.transforms._carry import Carry, Part, parts
 from anabranch.transforms._lanes import broadcast_records, given_perturbations, input_axis
 from anabranch.transforms._names import number_leaves
+from anabranch.transforms._prologue import FirstStep
 from anabranch.transforms._rank import inner_graphdef, outer_delta
 from anabranch.transforms._runners import Targets
 from anabranch.transforms._steady import Place
@@ -130,6 +131,7 @@ class Loop:
         pick: Callable[[Any], Any] | None = None,
         result: Any = None,
         steps: bool = True,
+        first: FirstStep | None = None,
     ) -> Stepped:
         """Run one step.
 
@@ -141,6 +143,7 @@ class Loop:
             pick: see `run_inside`.
             result: the axes of the result, if not those of the loop.
             steps: False if there are none: then what is reported is that nothing was done.
+            first: takes what the step adds to its objects; then the rest means nothing.
         """
         leaves: list[Any] = [None] * self.graphdef.num_leaves
         for numbers, values in ((self.carried, carried), (self.scanned, slices)):
@@ -148,7 +151,8 @@ class Loop:
                 leaves[number] = value
         for number, value in (fixed or {}).items():
             leaves[number] = value
-        groups = StepGroups(self, self.result if result is None else result, steps=steps)
+        result = self.result if result is None else result
+        groups = StepGroups(self, result, steps=steps, first=first)
         inside = run_inside(self.graphdef, leaves, groups, pick, call)
         count = len(self.carried)
         written, stacked = inside.groups[:count], inside.groups[count : count + RANKS]

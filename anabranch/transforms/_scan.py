@@ -19,6 +19,7 @@ from anabranch.transforms._lanes import common_size
 from anabranch.transforms._loop import Loop, calling, slice_perturbations
 from anabranch.transforms._names import number_leaves
 from anabranch.transforms._options import ScanOptions
+from anabranch.transforms._prologue import FirstStep, Prologue, run_with_prologue
 from anabranch.transforms._runners import Targets, call_kept
 from anabranch.transforms._specs import is_container
 from anabranch.transforms._wrap import wrap
@@ -90,10 +91,9 @@ def scan(
         return remake
     specs = ArgumentSpecs(function, in_axes, "in_axes", None)
     options = {"reverse": reverse, "unroll": unroll}
-    targets = Targets([function])
     name = f"scan of {where(function)}"
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def attempt(targets: Targets, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         flat = flatten_call(targets.shown, args, kwargs, targets.functions)
         loop, size = _prepare(name, flat, *specs.match(args, kwargs), out_axes, length)
 
@@ -103,7 +103,12 @@ def scan(
         axes = (frozen(in_axes), frozen(out_axes), *loop.axes)
         key = ("scan", flat.graphdef, axes, size, reverse, unroll)
         report, groups = call_kept(key, targets, make, *flat.leaves)
+        if type(report) is Prologue:
+            return report, groups
         return finish(flat, report, groups)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return run_with_prologue(name, attempt, [function], args, kwargs)
 
     return wrap(call, function, remake, name="scan")
 
@@ -129,15 +134,17 @@ def _runner(
     call = calling(refs, 0)
 
     def run(*leaves: Any) -> Any:
-        fixed = loop.fixed(leaves)
+        fixed, first = loop.fixed(leaves), FirstStep()
 
         def step(carried: list[Any], slices: list[Any]) -> Any:
-            done = loop.step(call, carried, slices, fixed, steps=length > 0)
+            done = loop.step(call, carried, slices, fixed, steps=length > 0, first=first)
             return done.carried, (done.report, done.marks, done.stacked)
 
         carried, (report, marks, stacked) = jax.lax.scan(
             loop.named(step), loop.carry_in(leaves), loop.slices(leaves), length=length, **options
         )
+        if first.prologue is not None:
+            return first.prologue, first.prologue.outputs()
         return report, loop.outputs(carried, marks, stacked)
 
     return number_leaves(run, loop.graphdef)

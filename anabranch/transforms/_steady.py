@@ -3,7 +3,8 @@
 What takes part in every step, the carry above all, is walked twice at once: as it was before the
 step and as it is after it. Arrays may differ; that is what a loop is for. Everything else must be
 the same: the same objects, names and static values. Only containers may be new ones each time, the
-way plain JAX code makes them, if they hold the same.
+way plain JAX code makes them, if they hold the same. What is only added is kept apart: it may be
+something that can be done before the loop.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from anabranch.graph import _kinds, _static
 from anabranch.graph._delta import Delta
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._recording import Records
+from anabranch.transforms._prologue import Addition, Additions
 from anabranch.transforms._specs import Step, show
 
 
@@ -46,6 +48,17 @@ class Steady(NamedTuple):
 
     written: dict[int, Written]  # by leaf
     objects: dict[int, int]  # by index: what stands in the place of an object after the step
+    added: list[Addition]
+    text: str
+    """What to say if nothing can be added."""
+
+    def additions(self, slots: Sequence[Any], leaves: Sequence[Any]) -> Additions | None:
+        """Return what is added, with what is written."""
+        if not self.added:
+            return None
+        places = self.written.items()
+        written = [leaf for leaf, at in places if slots[at.slot] is not leaves[leaf]]
+        return Additions(self.added, frozenset(written), self.text)
 
 
 CONTAINERS = frozenset({_kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.SET})
@@ -70,23 +83,21 @@ def steady(
     """
     match = _Match(graphdef, delta, anew=anew)
     match.run(places)
-    if match.differences:
-        if anew:
-            raise StructureError(
-                bounded(
-                    f"{loop}: the function must return the structure that it was given, but\n"
-                    f"{first_few(match.differences)}"
-                )
-            )
-        raise StructureError(
-            bounded(
-                f"{loop}: a step must leave the structure that it started from, but\n"
-                f"{first_few(match.differences)}\n"
-                "write arrays into the objects that are there; hold what changes from step to "
-                "step as an array; make new objects before the loop, or return them to be stacked"
-            )
+    differences = first_few([*match.differences, *match.added])
+    if anew:
+        text = (
+            f"{loop}: the function must return the structure that it was given, but\n{differences}"
         )
-    return Steady(match.written, match.objects)
+    else:
+        text = (
+            f"{loop}: a step must leave the structure that it started from, but\n{differences}\n"
+            "write arrays into the objects that are there; hold what changes from step to step as "
+            "an array; make new objects before the loop, or return them to be stacked. What a step "
+            "makes once may be added if it depends on no step: see `hoist`"
+        )
+    if match.differences or (match.added and not match.adds):
+        raise StructureError(bounded(text))
+    return Steady(match.written, match.objects, match.additions, bounded(text))
 
 
 class _Match:
@@ -100,6 +111,10 @@ class _Match:
         self.written: dict[int, Written] = {}
         self.objects: dict[int, int] = {}
         self.differences: list[str] = []
+        self.additions: list[Addition] = []
+        self.added: list[str] = []  # the same in words
+        self._extended: set[int] = set()
+        self.adds = False  # not only static values
 
     def run(self, places: Sequence[Place]) -> None:
         self._pending = [*reversed(places)]
@@ -142,13 +157,40 @@ class _Match:
             self._taken.add(after)
             if issubclass(old.cls, Records):
                 return  # each step records anew
-        edges = self._compare(place, old, new, replaced=before != after)
+        fixed = before == after and old.kind.identity and not self._anew
+        edges = self._compare(place, old, new, fixed=fixed, index=before)
         if edges is not None:
-            below = [
-                Place(b, a, in_result, place.name, Step(place.step, old, position))
-                for position, (b, a) in enumerate(zip(old.edges, edges, strict=True))
-            ]
+            below: list[Place] = []
+            for position, (b, a) in enumerate(zip(old.edges, edges, strict=True)):
+                inner = Place(b, a, in_result, place.name, Step(place.step, old, position))
+                if not fixed or type(b) is int:
+                    below.append(inner)
+                elif self._static(b) != self._static(a):
+                    self._replace(before, old.keys[position], inner)
             self._pending += reversed(below)
+
+    def _replace(self, index: int, key: Any, place: Place) -> None:
+        """Note that there is something in the place of a static value of an object."""
+        name = f"{place.name}{show(place.step)}"
+        self.additions.append(Addition(index, key, place.after, name))
+        if index not in self._extended:  # one line for an object is enough
+            self.added.append(self._difference(place))
+        self.adds = self.adds or type(place.after) is int
+
+    def _extend(self, index: int, place: Place, old: Entry, new: Entry) -> Sequence[Edge]:
+        """Note that an object has more than it had, and return what is in the old places."""
+        before = set(old.keys)
+        kept: list[Edge] = []
+        for position, (key, edge) in enumerate(zip(new.keys, new.edges, strict=True)):
+            if key in before:
+                kept.append(edge)
+            else:
+                name = f"{place.name}{show(Step(place.step, new, position))}"
+                self.additions.append(Addition(index, key, edge, name))
+                self.adds = self.adds or type(edge) is int
+        self._extended.add(index)
+        self.added.append(self._said(place, *_key_texts(old, new)))
+        return kept
 
     def _after(self, index: int) -> tuple[Entry, bool]:
         if index >= self._known:
@@ -158,13 +200,17 @@ class _Match:
         return self._graphdef.entries[index], False
 
     def _compare(
-        self, place: Place, old: Entry, new: Entry, *, replaced: bool
+        self, place: Place, old: Entry, new: Entry, *, fixed: bool, index: int
     ) -> Sequence[Edge] | None:
         if old.kind is not new.kind or old.cls is not new.cls:
             self._note(place, f"is a {old.cls.__name__}", f"a {new.cls.__name__}")
         elif tuple(old.keys) != tuple(new.keys):
-            same = set(old.keys) == set(new.keys)
-            if same and replaced and old.kind is _kinds.DICT:  # the order means nothing to JAX
+            before = set(old.keys)
+            kept = [key for key in new.keys if key in before]
+            if fixed and kept == [*old.keys] and old.extra == new.extra:
+                return self._extend(index, place, old, new)
+            same = before == set(new.keys)
+            if same and not fixed and old.kind is _kinds.DICT:  # the order means nothing to JAX
                 by_key = dict(zip(new.keys, new.edges, strict=True))
                 return [by_key[key] for key in old.keys]
             self._note(place, *_key_texts(old, new))
@@ -181,11 +227,14 @@ class _Match:
         return edge
 
     def _differ(self, place: Place) -> None:
+        self.differences.append(self._difference(place))
+
+    def _difference(self, place: Place) -> str:
         before, after = place.before, place.after
         new = self._text(after)
         if type(before) is int and type(after) is int and before >= 0 and 0 <= after < self._known:
             new = f"another {self._graphdef.entries[after].cls.__name__} of the arguments"
-        self._note(place, f"is {self._text(before)}", new)
+        return self._said(place, f"is {self._text(before)}", new)
 
     def _text(self, edge: Edge) -> str:
         if type(edge) is not int:
@@ -197,10 +246,11 @@ class _Match:
         return f"a new {self._delta.new[edge - self._known].cls.__name__}"
 
     def _note(self, place: Place, before: str, after: str) -> None:
-        self.differences.append(
-            f"{place.name}{show(place.step)} {before} {self._words[0]}, and {after} "
-            f"{self._words[1]}"
-        )
+        self.differences.append(self._said(place, before, after))
+
+    def _said(self, place: Place, before: str, after: str) -> str:
+        where = f"{place.name}{show(place.step)}"
+        return f"{where} {before} {self._words[0]}, and {after} {self._words[1]}"
 
 
 def _key_texts(old: Entry, new: Entry) -> tuple[str, str]:

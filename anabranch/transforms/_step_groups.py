@@ -16,6 +16,7 @@ from anabranch.graph._recording import Records
 from anabranch.transforms._box import Assignment
 from anabranch.transforms._carry import Carry, Part, parts
 from anabranch.transforms._lanes import output_axis, stack_records
+from anabranch.transforms._prologue import FirstStep
 from anabranch.transforms._specs import Found, show
 from anabranch.transforms._stacked import Out, Separation
 from anabranch.transforms._steady import Place, Steady, Written, steady
@@ -33,8 +34,8 @@ class StepGroups:
 
     lanes = True
 
-    def __init__(self, loop: Loop, result: Any, *, steps: bool) -> None:
-        self._loop, self._result, self._steps = loop, result, steps
+    def __init__(self, loop: Loop, result: Any, *, steps: bool, first: FirstStep | None) -> None:
+        self._loop, self._result, self._steps, self._first = loop, result, steps, first
         self._carried = len(loop.carried)
         self.count = self._carried + RANKS + 1
 
@@ -55,6 +56,12 @@ class StepGroups:
         carries = [part for part in returned if part.spec is Carry]
         places = loop.places(carries)
         match = steady(graphdef, delta, places, loop.name)
+        additions = match.additions(found.slots, leaves)
+        if additions is not None and self._steps:
+            if self._first is None:
+                raise StructureError(match.text)
+            self._first.note(known, additions, delta, found.slots)
+            return Assignment([self.count - 1] * delta.num_slots)
         _check_types(loop, leaves, found.slots, match.written)
         separation = Separation(graphdef, found, leaves, match.objects)
         for part in returned:

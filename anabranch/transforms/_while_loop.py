@@ -19,6 +19,7 @@ from anabranch.transforms._carry import Carry
 from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import Loop, Stepped, calling, refuse_records
 from anabranch.transforms._names import number_leaves
+from anabranch.transforms._prologue import FirstStep, Prologue, run_with_prologue
 from anabranch.transforms._runners import Targets, call_kept
 
 T = TypeVar("T")
@@ -56,51 +57,71 @@ def while_loop(cond_fun: Callable[[T], Any], body_fun: Callable[[T], T], init_va
     (True, 128)
     """
     check_functions("while_loop", cond_fun=cond_fun, body_fun=body_fun)
-    targets = Targets([cond_fun, body_fun])
-    flat = flatten_call(targets.shown, (init_val,), {}, targets.functions)
-    loop = Loop(f"while_loop of {where(body_fun)}", flat, (Carry,), names=["init_val"])
+    name = f"while_loop of {where(body_fun)}"
 
-    def make() -> Any:
-        return _while_runner(loop, targets.refs)
+    def attempt(targets: Targets, args: Sequence[Any], kwargs: Any) -> Any:
+        flat = flatten_call(targets.shown, args, kwargs, targets.functions)
+        loop = Loop(name, flat, (Carry,), names=["init_val"])
 
-    key = ("while_loop", flat.graphdef)
-    report, groups, pair = call_kept(key, targets, make, *flat.leaves)
-    result = finish(flat, report, groups)
-    return result if pair is None else result[0]
+        def make() -> Any:
+            return _while_runner(loop, targets.refs)
+
+        key = ("while_loop", flat.graphdef)
+        report, groups, pair = call_kept(key, targets, make, *flat.leaves)
+        if type(report) is Prologue:
+            return report, groups
+        result = finish(flat, report, groups)
+        return result if pair is None else result[0]
+
+    return run_with_prologue(name, attempt, [cond_fun, body_fun], (init_val,), {})
 
 
 def _while_runner(loop: Loop, refs: Sequence[Any]) -> Any:
     call_cond, call_body = calling(refs, 0), calling(refs, 1)
 
     def run(*leaves: Any) -> Any:
-        fixed = loop.fixed(leaves)
+        fixed, first = loop.fixed(leaves), FirstStep()
 
         def test(carried: list[Any]) -> Stepped:
-            done = loop.step(call_cond, carried, fixed=fixed, pick=_predicate, result=0)
+            done = loop.step(
+                call_cond, carried, fixed=fixed, pick=_predicate, result=0, first=first
+            )
             refuse_records(loop, done)
             return done._replace(stacked=[], fixed=[])
 
         # the loop replays the trace that is made here
         tested = jax.jit(loop.named(test), inline=True)
         carried = loop.carry_in(leaves)
-        first = tested.eval_shape(carried)
-        if any(mark is not None for mark in first.marks):
-            return _testing_in_body(loop, tested, (call_cond, call_body), carried, fixed)
+        shape = tested.eval_shape(carried)
+        if first.prologue is not None:
+            return first.prologue, first.prologue.outputs(), None
+        if any(mark is not None for mark in shape.marks):
+            done = _testing_in_body(loop, tested, (call_cond, call_body), carried, fixed, first)
+            return (
+                done if first.prologue is None else (first.prologue, first.prologue.outputs(), None)
+            )
         steps: list[Stepped] = []
 
         def body(carried: list[Any]) -> list[Any]:
-            steps.append(loop.step(call_body, carried, fixed=fixed))
+            steps.append(loop.step(call_body, carried, fixed=fixed, first=first))
             refuse_records(loop, steps[-1])
             return steps[-1].carried
 
         last = jax.lax.while_loop(lambda carried: tested(carried).picked, loop.named(body), carried)
+        if first.prologue is not None:
+            return first.prologue, first.prologue.outputs(), None
         return steps[-1].report, loop.outputs(last, steps[-1].marks, ()), None
 
     return number_leaves(run, loop.graphdef)
 
 
 def _testing_in_body(
-    loop: Loop, tested: Any, calls: tuple[Any, Any], carried: list[Any], fixed: Any
+    loop: Loop,
+    tested: Any,
+    calls: tuple[Any, Any],
+    carried: list[Any],
+    fixed: Any,
+    first: FirstStep,
 ) -> Any:
     """Run a condition that writes: before the loop, and at the end of each step."""
     call_cond, call_body = calls
@@ -114,15 +135,16 @@ def _testing_in_body(
         return _predicate(result[1])
 
     def body(state: tuple[Any, list[Any]]) -> Any:
-        done = loop.step(both, state[1], fixed=fixed, pick=pick, result=(Carry, 0))
+        done = loop.step(both, state[1], fixed=fixed, pick=pick, result=(Carry, 0), first=first)
         refuse_records(loop, done)
         steps.append(done)
         return done.picked, done.carried
 
-    first = tested(carried)
-    state = (first.picked, first.carried)
+    before = tested(carried)
+    state = (before.picked, before.carried)
     predicate, last = jax.lax.while_loop(lambda state: state[0], body, state)
-    _check_condition(loop, first, steps[-1])
+    if first.prologue is None:
+        _check_condition(loop, before, steps[-1])
     # `()` says that the result is a pair, without being an array that JAX would bring out
     return steps[-1].report, [*loop.outputs(last, steps[-1].marks, ()), [predicate]], ()
 
