@@ -157,6 +157,10 @@ class MissingExtraError(AnabranchError, ImportError):
     """An optional dependency is not installed."""
 
 
+class RetraceWarning(UserWarning):
+    """A compiled function is traced again and again because a Python number changes."""
+
+
 class UnsupportedJaxError(AnabranchError, RuntimeError):
     """The installed JAX does not behave as anabranch expects."""
 

@@ -34,6 +34,7 @@ from anabranch.transforms._names import name_inside
 from anabranch.transforms._options import JitOptions
 from anabranch.transforms._plan import AGAIN, TraceNeededError, read_stamps
 from anabranch.transforms._plans import Plans
+from anabranch.transforms._retraces import Retraces
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
 from anabranch.transforms._wrap import rule_of_transformed
@@ -130,6 +131,7 @@ class JitFunction(Generic[P, R]):
         self._options = options
         self._compiled: dict[GraphDef, Compiled] = {}
         self._plans = Plans(function, self._static)
+        self._retraces = Retraces()
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -157,6 +159,7 @@ class JitFunction(Generic[P, R]):
     def _compiled_for(self, flat: Flat, args: Sequence[Any]) -> Any:
         compiled = self._compiled.get(flat.graphdef)
         if compiled is None:
+            self._retraces.note(flat.graphdef, self._function)
             compiled = self._compiled.setdefault(flat.graphdef, self._compile(flat, args))
         return compiled
 

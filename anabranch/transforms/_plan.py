@@ -22,7 +22,8 @@ from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._box import Report
 from anabranch.transforms._segment import Segment, make_segment
-from anabranch.transforms._spine import Spine, Unplannable
+from anabranch.transforms._spine import Spine
+from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import Writer, picker
 
 AGAIN = object()
@@ -64,13 +65,24 @@ class _Known(NamedTuple):
     writer: Writer | None
     runs: Sequence[tuple[int, Callable[[Any], Sequence[Any]]]]
     """The segment that written Variables belong to, -1 for the spine, and which they are."""
+    writes_one: Callable[..., Any] | None = None
+    """All that there is to do where one Variable of a segment is written: a step counter, say."""
 
 
 class Plan:
     """What is known of the calls with one key."""
 
-    __slots__ = ("__weakref__", "_known", "_nodes", "_roots", "_stamps", "function",
-                 "graphdef", "parts")  # fmt: skip
+    __slots__ = (
+        "__weakref__",
+        "_known",
+        "_nodes",
+        "_roots",
+        "_structure",
+        "_variables",
+        "function",
+        "graphdef",
+        "parts",
+    )
 
     def __init__(
         self,
@@ -82,7 +94,7 @@ class Plan:
         nodes: Mapping[int, int],
     ) -> None:
         self.function, self.graphdef = function, graphdef
-        self._stamps = stamps
+        self._structure, self._variables = stamps
         self.parts = parts
         self._roots = roots  # from the index of a root to its number in the spine
         self._nodes = nodes  # the same for the nodes of the spine
@@ -95,35 +107,34 @@ class Plan:
             for part, segment in zip(self.parts, segments, strict=True)
         ]
 
-    def read(self, spine: Spine) -> tuple[list[Any], list[Segment]] | None:
+    def read(self, spine: Spine) -> tuple[Sequence[Any], list[Segment]] | None:
         """Return the leaves and the segments, or None if the structure has changed."""
         structure = STRUCTURE.stamp
-        armed = structure is self._stamps.structure
+        armed = structure is self._structure
         variables = STRUCTURE.variables
-        same_variables = armed or variables is self._stamps.variables
+        same_variables = armed or variables is self._variables
         given = spine.leaves
-        leaves: list[Any] = []
+        leaves: Sequence[Any] = []
         segments: list[Segment] = []
         at = 0
         for ref, root, start in self.parts:
             segment = ref()
             if segment is None:
                 return None
-            found = segment.read(spine.roots[root], armed=armed, metadata=same_variables)
+            found = segment.read(spine.roots[root], armed, same_variables)
             if found is None:
                 return None
-            if start > at:
-                leaves += given[at:start]
-                at = start
-            leaves += found
             segments.append(segment)
-        leaves += given[at:] if at else given
-        for node in spine.nodes:
-            for segment in segments:
-                if id(node) in segment.ids:
-                    return None
+            if start > at:
+                leaves = [*leaves, *given[at:start]]
+                at = start
+            leaves = [*leaves, *found] if leaves else found
+        if len(given) > at:
+            leaves = [*leaves, *given[at:]]
+        if spine.nodes and not all(s.ids.isdisjoint(map(id, spine.nodes)) for s in segments):
+            return None
         if not armed:
-            self._stamps = Stamps(structure, variables)
+            self._structure, self._variables = structure, variables
         return leaves, segments
 
     def finish(
@@ -136,10 +147,12 @@ class Plan:
     ) -> Any:
         """Write what the function wrote, and return the result, or `AGAIN`."""
         known = self._known.get(id(report)) or self.learn(spine, segments, report)
+        outputs = groups[0] if len(groups) == 1 else [x for group in groups for x in group]
+        if known.writes_one is not None:
+            return known.writes_one(segments, leaves, outputs)
         writer = known.writer
         if writer is None:
             return AGAIN
-        outputs = groups[0] if len(groups) == 1 else [x for group in groups for x in group]
         resolve = functools.partial(self.resolve, spine, segments)
         if writer.writes:
             variables: Sequence[Any] = ()
@@ -156,7 +169,11 @@ class Plan:
         resolve = functools.partial(self.resolve, spine, segments)
         try:
             writer = Writer(self.graphdef, report, resolve)
-            known = _Known(report, writer, self._runs(writer.indices, segments))
+            runs = self._runs(writer.indices, segments)
+            one = None
+            if len(runs) == 1 and runs[0][0] >= 0:
+                one = writer.writer_of_one(runs[0][0])
+            known = _Known(report, writer, runs, one)
         except Unplannable:
             known = _Known(report, None, ())
         if len(self._known) >= _REPORTS:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from anabranch import _jax
 from anabranch.graph import _tokens
 from anabranch.graph._flatten import Flat
 from anabranch.graph._scope import OPEN as _SCOPES
-from anabranch.transforms._box import Report
+from anabranch.transforms._box import Report, finish
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._plan import AGAIN, Plan, Stamps, TraceNeededError, make_plan
 from anabranch.transforms._segment import Segment, give
-from anabranch.transforms._spine import SpineReader, Unplannable
+from anabranch.transforms._spine import SpineReader, Table
+from anabranch.transforms._watch import Unplannable
 
 _current_trace, _ROOT, _LEVELS = _jax.current_trace, _jax.root_trace(), _tokens._OPEN
 
@@ -28,19 +30,21 @@ class Plans:
         static: which arguments are static.
     """
 
-    __slots__ = ("__weakref__", "_function", "_reader", "_static", "_table")
+    __slots__ = ("__weakref__", "_function", "_reader", "_static")
 
     def __init__(self, function: Any, static: Selection) -> None:
         self._function, self._static = function, static
         self._reader = SpineReader(function, static)
-        self._table: dict[Any, Plan] = {}
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter([plan for table in self._reader.tables.values() for plan in table.values()])
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call by its plan, or return `AGAIN` with nothing done."""
         if _current_trace() is not _ROOT or _LEVELS or _SCOPES:
             return AGAIN
         spine = self._reader.read(args, kwargs)
-        plan = None if spine is None else self._table.get(spine.key)
+        plan = None if spine is None else spine.table.get(spine.key)
         if spine is None or plan is None:
             return AGAIN
         found = plan.read(spine)
@@ -52,21 +56,25 @@ class Plans:
         except TraceNeededError:
             return AGAIN
         except Exception:
-            if self._is_out_of_date(plan, leaves, args, kwargs):
+            if self._walk(plan, leaves, args, kwargs) is None:
                 return AGAIN
             raise
-        return plan.finish(spine, segments, leaves, report, groups)
+        result = plan.finish(spine, segments, leaves, report, groups)
+        if result is not AGAIN:
+            return result
+        flat = self._walk(plan, leaves, args, kwargs)
+        return AGAIN if flat is None else finish(flat, report, groups)
 
-    def _is_out_of_date(
+    def _walk(
         self, plan: Plan, leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> bool:
-        """Tell whether a walk finds something else than what a plan expected."""
+    ) -> Flat | None:
+        """Walk the arguments; return None if that finds something else than the plan did."""
         try:
             flat = flatten_call(self._function, *with_static(self._static, args, kwargs))
-        except Exception:  # whatever it is, the walk says it
-            return True
-        same = len(leaves) == len(flat.leaves) and all(map(_is, leaves, flat.leaves))
-        return not same or flat.graphdef is not plan.graphdef
+        except Exception:  # whatever it is, the call that is made again says it
+            return None
+        same = len(leaves) == len(flat.leaves) and all(map(operator.is_, leaves, flat.leaves))
+        return flat if same and flat.graphdef is plan.graphdef else None
 
     def finish(
         self,
@@ -91,31 +99,28 @@ class Plans:
         """
         if _current_trace() is not _ROOT or _LEVELS or _SCOPES:
             return AGAIN
-        spine = self._reader.read(args, kwargs)
+        spine = self._reader.read_in_full(args, kwargs)
         if spine is None:
             return AGAIN
         try:
             plan, segments = make_plan(spine, flat, stamps, function, report)
         except Unplannable:
             return AGAIN
-        forget = functools.partial(_forget, weakref.ref(self), spine.key)
+        forget = functools.partial(_forget, weakref.ref(spine.table), spine.key)
         plan.watch(segments, forget)
         for part, segment in zip(plan.parts, segments, strict=True):
             give(spine.roots[part.root], plan, segment)
-        self._table[spine.key] = plan
+        spine.table[spine.key] = plan
         return plan.finish(spine, segments, flat.leaves, report, groups)
 
     def clear(self) -> None:
         """Drop all plans."""
-        self._table.clear()
+        for table in self._reader.tables.values():
+            table.clear()
 
 
-def _is(a: Any, b: Any) -> bool:
-    return a is b
-
-
-def _forget(plans: weakref.ref[Plans], key: Any, dead: weakref.ref[Segment]) -> None:
-    table: dict[Any, Plan] = getattr(plans(), "_table", {})
-    plan = table.get(key)
-    if plan is not None and any(part.segment is dead for part in plan.parts):
-        table.pop(key, None)
+def _forget(table: weakref.ref[Table], key: Any, dead: weakref.ref[Segment]) -> None:
+    plans = table()
+    plan = None if plans is None else plans.get(key)
+    if plans is not None and plan is not None and any(p.segment is dead for p in plan.parts):
+        del plans[key]

@@ -15,22 +15,24 @@ import operator
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, compress, repeat
+from collections.abc import Callable, Iterable, Sequence, Sized
+from itertools import chain, repeat
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.graph._classify import LEAF, NUMBER
 from anabranch.graph._flatten import Flat, is_same
 from anabranch.graph._graphdef import Entry
 from anabranch.graph._kinds import Kind
-from anabranch.transforms._spine import Unplannable, are_arrays
+from anabranch.transforms._spine import are_arrays
+from anabranch.transforms._watch import Unplannable, Watch
 
 _stamp_of: Callable[[Any], Any] = vars(_module._Identity)["_ab_stamp"].__get__
 _plans_of = vars(_module._Identity)["_ab_plans"]
 _metadata_of = operator.attrgetter("_metadata")
 _get: Callable[[Any, str], Any] = object.__getattribute__
-_BETWEEN = (object(),)  # separates the contents of two nodes
 _LIVE_DICTS = frozenset({dict, OrderedDict, Counter})
 _IMMUTABLE = frozenset({_kinds.TUPLE, _kinds.METHOD, _kinds.FROZEN})
 _OWNING = threading.Lock()
@@ -65,7 +67,6 @@ class Segment:
         self.root = weakref.ref(root)
         self.ids: set[int] = set()  # of the objects below the root
         self.objects: dict[int, Any] = {}  # the same objects, by their index in the graphdef
-        self.holders: dict[int, Any] = {}  # by index: what holds arrays under keys
         self.root_stamp = _stamp_of(root)
         self.modules: list[Any] = []
         self.stamps: list[Any] = []
@@ -76,17 +77,45 @@ class Segment:
         self.dicts: list[dict[str, Any]] = []
         self.plain_classes: list[type] = []
         self.live: list[Iterable[Any]] = []  # what nodes hold now, in one chain
-        self.kept: list[bool] = []
-        self.snapshot: list[Any] = []
+        self.sized: list[Sized] = []  # the nodes themselves
+        self.sizes: list[int] = []
+        self.kept: list[bool] = []  # which of the elements of the chain are no arrays
+        self.snapshot: list[Any] = []  # those
         self.opened: list[_Opened] = []
         self.functions: list[Any] = []  # static ones
+        self.watch: Watch | None = None
         self.cells: list[tuple[Any, Any]] = []  # holders and keys of arrays of Modules
         self.constants: list[Any] = []  # arrays in values
         self.leaves: list[int] = []
-        self.reads_variables_only = True
+        self.reads_more = False  # than Variables
         self.order: Any = None
+        self._total, self._addresses = 0, b""
+        self._where: tuple[Any, Any] | None = None
 
-    def read(self, root: Any, *, armed: bool, metadata: bool) -> list[Any] | None:
+    def finish(self) -> None:
+        """Work out what is needed to compare."""
+        self.reads_more = bool(
+            self.live
+            or self.opened
+            or self.functions
+            or self.cells
+            or self.constants
+            or self.order is not None
+        )
+        self._total = len(self.kept)
+        kept = np.array(self.kept, bool)
+        self._addresses = _objects(self.snapshot, len(self.snapshot)).tobytes()
+        if not kept.all():
+            self._where = (np.flatnonzero(kept), np.flatnonzero(~kept))
+        if self.functions:
+            self.watch = Watch(self.functions)
+
+    def read(
+        self,
+        root: Any,
+        armed: bool,
+        metadata: bool,
+    ) -> Sequence[Any] | None:
         """Return the leaves, or None if the structure has changed.
 
         Arguments:
@@ -94,23 +123,62 @@ class Segment:
             armed: nothing has reported a write.
             metadata: no Variable has reported a write of its metadata.
         """
-        if self.root() is not root or not (armed or self._reports_nothing(root, metadata)):
+        if self.root() is not root or not (armed or self.reports_nothing(root, metadata)):
             return None
         leaves = [variable._value for variable in self.variables]
-        if self.reads_variables_only:
+        if not self.reads_more:
             return leaves
-        arrays = self._compare()
-        if arrays is None:
+        if self.cells:
+            try:
+                leaves += [holder[key] for holder, key in self.cells]
+            except KeyError:  # somebody is deleting it
+                return None
+        if self.live:
+            arrays = self._compare_live()
+            if arrays is None:
+                return None
+            leaves += arrays
+        if self.watch is not None and not self.watch.is_same():
             return None
-        leaves += [holder[key] for holder, key in self.cells]
-        leaves += arrays
-        leaves += self.constants
+        for opened in self.opened:
+            arrays = opened.read()
+            if arrays is None:
+                return None
+            leaves += arrays
+        if self.constants:
+            leaves += self.constants
         return leaves if self.order is None else self.order(leaves)
 
-    def _reports_nothing(self, root: Any, metadata: bool) -> bool:
+    def _compare_live(self) -> Sequence[Any] | None:
+        """Compare what cannot report a write; return the arrays found, or None."""
+        if [*map(len, self.sized)] != self.sizes:
+            return None
+        try:
+            now = _objects(chain.from_iterable(self.live), self._total)
+        except (RuntimeError, ValueError):  # somebody is writing it
+            return None
+        arrays: Sequence[Any] = ()
+        if self._where is not None:
+            kept, others = self._where
+            arrays = now.take(others).tolist()
+            now = now.take(kept)
+            if not are_arrays(arrays):
+                return None
+        # the bytes of an array of objects are their addresses
+        if now.tobytes() != self._addresses:
+            return None
+        if self.plain and not (
+            all(map(operator.is_, map(_get, self.plain, repeat("__dict__")), self.dicts))
+            and all(map(operator.is_, map(type, self.plain), self.plain_classes))
+        ):
+            return None
+        return arrays
+
+    def reports_nothing(self, root: Any, metadata: bool) -> bool:
+        """Tell whether no Module, and no Variable if asked for, has reported a write."""
         return (
             _stamp_of(root) is self.root_stamp
-            and all(map(operator.is_, map(_stamp_of, self.modules), self.stamps))
+            and [*map(_stamp_of, self.modules)] == self.stamps  # stamps are bare objects
             and (
                 metadata
                 or (
@@ -120,33 +188,10 @@ class Segment:
             )
         )
 
-    def _compare(self) -> list[Any] | None:
-        """Compare what cannot report a write; return the arrays found, or None."""
-        arrays: list[Any] = []
-        if self.live:
-            now = list(chain.from_iterable(self.live))
-            if len(now) != len(self.kept):
-                return None
-            if not all(map(operator.is_, compress(now, self.kept), self.snapshot)):
-                return None
-            if len(self.snapshot) < len(now):
-                arrays = list(compress(now, map(operator.not_, self.kept)))
-                if not are_arrays(arrays):
-                    return None
-            if self.plain and not (
-                all(map(operator.is_, map(_get, self.plain, repeat("__dict__")), self.dicts))
-                and all(map(operator.is_, map(type, self.plain), self.plain_classes))
-            ):
-                return None
-        for function in self.functions:
-            if _classify.rule_of(function) is not _classify.STATIC:  # it reaches an object now
-                return None
-        for opened in self.opened:
-            found = opened.read()
-            if found is None:
-                return None
-            arrays += found
-        return arrays
+
+def _objects(objects: Iterable[Any], count: int) -> Any:
+    """Return an array of objects."""
+    return np.fromiter(objects, np.object_, count)
 
 
 class _Maker:
@@ -182,7 +227,7 @@ class _Maker:
         elif kind is _kinds.MODULE:
             self._add_module(index, obj, keys, leaves)
         elif kind is _kinds.LIST or kind is _kinds.DEQUE:
-            self._add_live(index, obj, (obj, _BETWEEN), flat.contents[index][2], leaves)
+            self._add_live(obj, (obj,), flat.contents[index][2], leaves)
         elif (kind is _kinds.DICT and type(obj) in _LIVE_DICTS) or (
             kind is _kinds.OBJECT and not _module.slot_names(type(obj))
         ):
@@ -213,7 +258,6 @@ class _Maker:
             if _module.slot_names(type(obj)):
                 raise Unplannable
             holder = _module.attributes_of(obj)
-            self.segment.holders[index] = holder
             self.segment.cells += [(holder, keys[i]) for i, _ in leaves]
             self.of_cells += [leaf for _, leaf in leaves]
 
@@ -233,12 +277,10 @@ class _Maker:
         self.segment.kept += [True] * len(keys)
         self.segment.snapshot += keys
         self.segment.live.append(holder)
-        live = (holder.values(), _BETWEEN)
-        self._add_live(index, holder, live, self.flat.contents[index][2], leaves)
+        self._add_live(holder, (holder.values(),), self.flat.contents[index][2], leaves)
 
     def _add_live(
         self,
-        index: int,
         holder: Any,
         live: Iterable[Iterable[Any]],
         values: Sequence[Any],
@@ -246,13 +288,12 @@ class _Maker:
     ) -> None:
         segment = self.segment
         segment.live += live
-        if leaves:
-            segment.holders[index] = holder
-            self.of_live += [leaf for _, leaf in leaves]
+        segment.sized.append(holder)
+        segment.sizes.append(len(values))
+        self.of_live += [leaf for _, leaf in leaves]
         arrays = {i for i, _ in leaves}
-        segment.kept += [*[i not in arrays for i in range(len(values))], True]
+        segment.kept += [i not in arrays for i in range(len(values))]
         segment.snapshot += [value for i, value in enumerate(values) if i not in arrays]
-        segment.snapshot += _BETWEEN
 
     def _add_opened(
         self, kind: Kind, obj: Any, contents: Any, leaves: list[tuple[int, int]]
@@ -274,17 +315,10 @@ class _Maker:
         segment.leaves = sorted(numbers)
         if numbers and segment.leaves[-1] - segment.leaves[0] != len(numbers) - 1:
             raise Unplannable
-        segment.reads_variables_only = not (
-            segment.live
-            or segment.opened
-            or segment.functions
-            or segment.cells
-            or segment.constants
-        )
         if segment.leaves != numbers:
-            segment.reads_variables_only = False
             place = {leaf: i for i, leaf in enumerate(numbers)}
             segment.order = operator.itemgetter(*[place[leaf] for leaf in segment.leaves])
+        segment.finish()
         return segment
 
 
@@ -323,7 +357,7 @@ def give(root: Any, plan: Any, segment: Segment) -> None:
             owned = weakref.WeakKeyDictionary[Any, Segment]()
             _plans_of.__set__(root, owned)
         for other, known in list(owned.items()):
-            if not known._reports_nothing(root, metadata=True):
+            if not known.reports_nothing(root, metadata=True):
                 owned.pop(other, None)
         owned[plan] = segment
 

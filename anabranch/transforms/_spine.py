@@ -9,33 +9,41 @@ same graphdef, if the nodes of the spine are different objects and none of them 
 
 from __future__ import annotations
 
+import contextlib
 import types
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._classify import LEAF, NUMBER, RULES, STATIC, UNKNOWN
 from anabranch.graph._kinds import Kind
 from anabranch.transforms._call import Selection, StaticArgument, method_of
-from anabranch.transforms._lifting import with_known
+from anabranch.transforms._lifting import found_stamp, with_known
+from anabranch.transforms._watch import Unplannable, Watch
 
 _LIMIT = 256  # nodes and values; longer spines are walked by `flatten`
 _DEPTH = 32
 _MODULE, _VARIABLE = _kinds.MODULE, _kinds.VARIABLE
 
 
-class Unplannable(Exception):
-    """A call cannot be planned."""
+class Table(dict[Any, Any]):
+    """Plans by key; a dict that can be referred to weakly."""
+
+    __slots__ = ("__weakref__",)
 
 
 class Spine:
     """What was read: the key, and the objects of this call in the order of the walk."""
 
-    __slots__ = ("key", "leaves", "nodes", "opened", "roots", "starts", "tokens")
+    __slots__ = ("key", "leaves", "nodes", "opened", "roots", "starts", "table", "tokens")
 
     key: tuple[Any, ...]
     """What plans are looked up by."""
+
+    table: Table
+    """The plans for what the function captures now."""
 
     def __init__(self) -> None:
         # One element starts each item: None for a leaf, an int for a root, else a class.
@@ -85,7 +93,7 @@ class Spine:
         if kind.numbers is not None:
             numbers = kind.numbers
         self.tokens += (cls, extra, keys)
-        if kind is _VARIABLE:
+        if kind.is_variable:
             numbers = True
         if are_arrays(values):  # most often
             self.tokens += [None] * len(values)
@@ -101,38 +109,93 @@ def are_arrays(values: Sequence[Any]) -> bool:
     return all([rules.get(cls) is LEAF for cls in {*map(type, values)}])  # noqa: C419
 
 
+class _Head(NamedTuple):
+    """What was read of the function itself; it is the same as long as it captures the same."""
+
+    watch: Watch
+    found: object  # the stamp of what was found by its use
+    roots: Sequence[weakref.ref[Any]]
+    starts: Sequence[int]
+    nodes: Sequence[weakref.ref[Any]]
+    variables: Sequence[tuple[int, Any, type]]  # which nodes, their metadata, their classes
+    table: Table
+    captures_nothing: bool
+
+    def read(self, spine: Spine) -> bool:
+        """Read the function; return False if that has to be done in full."""
+        if self.found is not found_stamp() or not self.watch.is_same():
+            return False
+        spine.table = self.table
+        if self.roots:
+            spine.roots += [ref() for ref in self.roots]
+            spine.starts += self.starts
+        if self.nodes:
+            spine.nodes += [ref() for ref in self.nodes]
+            for i, metadata, cls in self.variables:
+                variable = spine.nodes[i]
+                if type(variable) is not cls or variable._metadata is not metadata:
+                    return False
+                spine.leaves.append(variable._value)
+            return are_arrays(spine.leaves) and not any(x is None for x in spine.nodes)
+        return True
+
+
+def _read_simple(args: Sequence[Any], table: Table) -> Spine | None:
+    """Read arguments that are Modules and arrays; return None if there are others."""
+    tokens: list[Any] = []
+    leaves: list[Any] = []
+    roots: list[Any] = []
+    rules = RULES
+    for x in args:
+        rule = rules.get(type(x))
+        if rule is _MODULE:
+            tokens.append(id(x))
+            roots.append(x)
+        elif rule is LEAF or rule is NUMBER:
+            tokens.append(None)
+            leaves.append(x)
+        else:
+            return None
+    spine = _new(Spine)
+    spine.key, spine.leaves, spine.roots = tuple(tokens), leaves, roots
+    spine.nodes, spine.table = _NO_NODES, table
+    return spine
+
+
+_new: Any = object.__new__
+_NO_NODES: list[Any] = []
+
+
 class SpineReader:
-    """Read the spine of calls of one function."""
+    """Reads the spine of calls of one function.
+
+    Arguments:
+        function: of the user.
+        static: which arguments are static.
+    """
 
     def __init__(self, function: Any, static: Selection) -> None:
         self._function, self._static = function, static
-        self._is_plain = type(function) is types.FunctionType
+        self.tables: dict[Any, Table] = {}
+        """From what was read of the function to the plans."""
+        self._head: _Head | None = None
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spine | None:
         """Return the spine of a call, or None if it cannot be planned."""
+        head = self._head
+        if head is not None and head.captures_nothing and not kwargs and not self._static:
+            spine = _read_simple(args, head.table)
+            if spine is not None:
+                return spine
+        return self.read_in_full(args, kwargs)
+
+    def read_in_full(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spine | None:
+        """Return the spine with all that a plan is made from."""
         spine = Spine()
         try:
-            function = self._function if self._is_plain else method_of(self._function)
-            spine.add(with_known(function, self._function))
-            static = self._static
-            chosen = static.of_args(args) if static else ()
-            rules, tokens = RULES, spine.tokens
-            for i, x in enumerate(args):
-                rule = rules.get(type(x))
-                if chosen and i in chosen:
-                    _add_static(spine, x)
-                elif rule is LEAF or rule is NUMBER:
-                    tokens.append(None)
-                    spine.leaves.append(x)
-                else:
-                    spine.add(x)
-            if kwargs:
-                tokens.append(tuple(kwargs))
-                for name, x in kwargs.items():
-                    if name in static.names:
-                        _add_static(spine, x)
-                    else:
-                        spine.add(x)
+            if self._head is None or not self._head.read(spine):
+                spine = self._read_function()
+            self._read_arguments(spine, args, kwargs)
         except (Unplannable, NodeTypeError, StaticValueError):
             return None
         nodes = spine.nodes
@@ -140,6 +203,80 @@ class SpineReader:
             return None
         spine.key = tuple(spine.tokens)
         return spine
+
+    def _read_arguments(self, spine: Spine, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        rules, tokens = RULES, spine.tokens
+        static = self._static
+        chosen = static.of_args(args) if static.nums else ()
+        for i, x in enumerate(args):
+            rule = rules.get(type(x))
+            if chosen and i in chosen:
+                _add_static(spine, x)
+            elif rule is _MODULE:
+                tokens.append(id(x))
+                spine.roots.append(x)
+                spine.starts.append(len(spine.leaves))
+            elif rule is LEAF or rule is NUMBER:
+                tokens.append(None)
+                spine.leaves.append(x)
+            else:
+                spine.add(x)
+        if kwargs:
+            tokens.append(tuple(kwargs))
+            for name, x in kwargs.items():
+                if name in static.names:
+                    _add_static(spine, x)
+                else:
+                    spine.add(x)
+
+    def _read_function(self) -> Spine:
+        """Read the function in full, and remember it if it can be watched."""
+        function, found = self._function, found_stamp()
+        spine = Spine()
+        watched = [function]
+        shown = function
+        if not isinstance(function, types.FunctionType):
+            shown = method_of(function)
+            watched.append(type(function).__call__)
+        watch = None
+        if isinstance(function, (types.FunctionType, types.MethodType)) or shown is function:
+            with contextlib.suppress(Unplannable):
+                watch = Watch(watched)  # before it is read
+        spine.add(with_known(shown, function))
+        tokens = tuple(spine.tokens)
+        spine.tokens.clear()
+        if len(self.tables) >= _HEADS:
+            self.tables = {key: table for key, table in self.tables.items() if table}
+        spine.table = self.tables.setdefault(tokens, Table())
+        self._head = None if watch is None else _head_of(spine, watch, found)
+        return spine
+
+
+_HEADS = 64
+
+
+def _head_of(spine: Spine, watch: Watch, found: object) -> _Head | None:
+    """Return what can be remembered of what was read, None if not all of it can."""
+    variables: list[tuple[int, Any, type]] = []
+    for i, node in enumerate(spine.nodes):
+        if _classify.rule_of(node) is _VARIABLE:
+            variables.append((i, node._metadata, type(node)))
+        elif not isinstance(node, types.FunctionType):
+            return None
+    values = [spine.nodes[i]._value for i, _, _ in variables]
+    if [*map(id, values)] != [*map(id, spine.leaves)]:
+        return None
+    roots, nodes = [*map(weakref.ref, spine.roots)], [*map(weakref.ref, spine.nodes)]
+    return _Head(
+        watch,
+        found,
+        roots,
+        [*spine.starts],
+        nodes,
+        variables,
+        spine.table,
+        not (watch or roots or nodes),
+    )
 
 
 def _add_static(spine: Spine, x: Any) -> None:

@@ -21,7 +21,8 @@ from anabranch.graph._flatten import namer
 from anabranch.graph._graphdef import Edge, GraphDef
 from anabranch.graph._variable import Variable
 from anabranch.transforms._box import Report
-from anabranch.transforms._spine import Unplannable, are_arrays
+from anabranch.transforms._spine import are_arrays
+from anabranch.transforms._watch import Unplannable
 
 _value_of = operator.attrgetter("_value")
 _set_value: Callable[[Any, Any], None] = vars(Variable)["_value"].__set__
@@ -56,11 +57,13 @@ class Writer:
         self.graphdef = graphdef
         variables, self.cells = _writes_of(graphdef, report)
         self.indices = [write.entry for write in variables]
-        self._old = picker([write.leaf for write in variables])
-        self._new = _Values([write.source for write in variables])
+        self._leaves = [write.leaf for write in variables]
+        self._sources = [write.source for write in variables]
+        self._old, self._new = picker(self._leaves), _Values(self._sources)
         self.writes = bool(variables or self.cells)
         result = _Result(report, len(graphdef.entries))
-        self.make_result = result.make
+        self.make_result: Callable[[Sequence[Any], Sequence[Any], Any], Any] = result.make
+        self.takes_objects = bool(result.objects)
         for index, _ in result.objects:
             resolve(index)
         for index in {*self.indices, *[cell.entry for cell in self.cells]}:
@@ -114,6 +117,30 @@ class Writer:
                     holder[key] = value
                 raise
         return True
+
+    def writer_of_one(self, number: int) -> Callable[..., Any] | None:
+        """Return all of the above as one function, if one Variable is written, else None.
+
+        Arguments:
+            number: of the segment that the Variable belongs to.
+        """
+        if self.cells or len(self.indices) != 1 or self.takes_objects:
+            return None
+        (index,), (leaf,), (source,) = self.indices, self._leaves, self._sources
+        make_result = self.make_result
+        if source >= 0:
+            return None
+        output = ~source
+
+        def write(segments: Sequence[Any], leaves: Sequence[Any], outputs: Sequence[Any]) -> Any:
+            variable = segments[number].objects[index]
+            with _COMMIT:
+                if variable._value is not leaves[leaf]:
+                    raise self._error(index)
+                _set_value(variable, outputs[output])
+            return make_result(leaves, outputs, None)
+
+        return write
 
     def _key(self, write: _Write) -> Any:
         entry = self.graphdef.entries[write.entry]
