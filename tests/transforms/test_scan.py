@@ -719,7 +719,7 @@ class TestErrors:
             v.value = v + x
             return c + v, None
 
-        total, _ = transforms.scan(f)(0.0, jnp.arange(4.0))
+        total, _ = ab.scan(f)(0.0, jnp.arange(4.0))
         assert (float(total), float(v)) == (10.0, 6.0)
 
 
@@ -765,3 +765,9 @@ class TestCaptures:
     def test_in_numpy_arrays_that_are_changed_in_place(self):
         held = np.ones(3)
         self.check(lambda carry, x: (carry + held[1], None), lambda: held.fill(5.0))
+
+
+@pytest.mark.parametrize("wrong", [-1, "a", 2.0])
+def test_the_length_is_a_number_that_is_not_negative(wrong):
+    with pytest.raises(ab.errors.StructureError, match="length is a number"):
+        ab.scan(lambda c, x: (c, None), length=wrong)(0.0, None)
