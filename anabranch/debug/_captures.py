@@ -8,7 +8,6 @@ trace, as they are for JAX: a compiled function goes on with the old ones.
 from __future__ import annotations
 
 import contextlib
-import functools
 import types
 from collections import deque
 from collections.abc import Generator
@@ -19,7 +18,7 @@ import numpy as np
 
 from anabranch.errors import StaleCaptureError, StaticValueError, bounded, first_few
 from anabranch.graph import _classify, _static
-from anabranch.graph._function import captures_of, what_is_captured
+from anabranch.graph._function import captures_of, plain_function, what_is_captured
 from anabranch.graph._kinds import Kind
 
 _MOST = 100_000  # things that are looked at
@@ -74,15 +73,16 @@ def _constants(function: Any) -> dict[str, tuple[Any, Any]]:
     """Return by path what is there and its comparable form; the first keeps ids valid."""
     found: dict[str, tuple[Any, Any]] = {}
     seen: set[int] = set()
-    pending: list[tuple[str, Any]] = [("", _target(function))]
+    pending: list[tuple[str, Any]] = [("", plain_function(function))]
     while pending and len(found) < _MOST:
         path, x = pending.pop()
         children: dict[str, Any] = {}
         if isinstance(x, types.FunctionType):
             own = set(captures_of(x)) if id(x) not in seen else set()
             for capture, value in what_is_captured(x) if id(x) not in seen else ():
-                if capture not in own or isinstance(_target(value), types.FunctionType):
-                    children[f"{path}.{capture.name}" if path else capture.name] = _target(value)
+                plain = plain_function(value)
+                if capture not in own or isinstance(plain, types.FunctionType):
+                    children[f"{path}.{capture.name}" if path else capture.name] = plain
             form: Any = x
         else:
             form, children = _open(path, x)
@@ -92,19 +92,6 @@ def _constants(function: Any) -> dict[str, tuple[Any, Any]]:
             seen.add(id(x))
             pending += reversed(children.items())
     return found
-
-
-def _target(function: Any) -> Any:
-    """Return the plain function behind one; objects that it holds itself are inputs."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif isinstance(function, types.MethodType):
-            function = function.__func__
-        elif not isinstance(function, types.FunctionType) and hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        else:
-            return function
 
 
 def _open(path: str, x: Any) -> tuple[Any, dict[str, Any]]:

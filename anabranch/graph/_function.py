@@ -278,6 +278,19 @@ def _reaches(value: Any) -> bool:
     return False
 
 
+def plain_function(target: Any) -> Any:
+    """Return the function behind methods, partials and transformed functions."""
+    while True:
+        if isinstance(target, functools.partial):
+            target = target.func
+        elif isinstance(target, types.MethodType):
+            target = target.__func__
+        elif not isinstance(target, types.FunctionType) and hasattr(target, "__wrapped__"):
+            target = target.__wrapped__
+        else:
+            return target
+
+
 @functools.lru_cache(maxsize=4096)
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """Return the names that code, and code nested in it, may look up in its globals."""

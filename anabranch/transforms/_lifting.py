@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import types
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 from anabranch import _jax
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._flatten import Flat
+from anabranch.graph._function import plain_function
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import Found, Scope
 from anabranch.graph._variable import Variable
@@ -189,15 +189,7 @@ def with_captured(call: Any) -> Any:
 
 def _plain(function: Any) -> Any:
     """Return the function in whose name something is remembered."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif isinstance(function, types.MethodType):
-            function = function.__func__
-        elif type(function) in _classify.LOOK and hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        else:
-            break
+    function = plain_function(function)
     rule = _classify.rule_of(function)
     if isinstance(rule, _kinds.Kind) and rule.is_object:
         function = type(function)
