@@ -29,11 +29,11 @@ from anabranch.transforms._box import (
 from anabranch.transforms._call import Selection, check_functions, flatten_call, with_static
 from anabranch.transforms._donate import Donation
 from anabranch.transforms._eval_shape import finish_on_copies
-from anabranch.transforms._lifting import attempt_for, lifting
+from anabranch.transforms._lifting import lifting
 from anabranch.transforms._names import name_inside
 from anabranch.transforms._options import JitOptions
-from anabranch.transforms._plan import AGAIN, TraceNeededError, read_stamps
-from anabranch.transforms._plans import Plans
+from anabranch.transforms._plan import AGAIN, read_stamps
+from anabranch.transforms._plans import Plans, attempt_to_trace
 from anabranch.transforms._retraces import Retraces
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
@@ -94,9 +94,8 @@ class Compiled:
         self, function: Any, graphdef: GraphDef, grouping: Grouping, options: dict[str, Any]
     ) -> None:
         def run(*leaves: Any) -> tuple[Report, tuple[list[Any], ...]]:
-            if attempt_for(graphdef) is None:
-                raise TraceNeededError
-            inside = run_inside(graphdef, leaves, grouping)
+            with attempt_to_trace(graphdef):
+                inside = run_inside(graphdef, leaves, grouping)
             self.traces.append(Trace(next(_TRACE_NUMBERS), graphdef, [*map(jax.typeof, leaves)]))
             return inside.report, inside.groups
 

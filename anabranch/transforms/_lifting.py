@@ -85,6 +85,18 @@ def lifting(call: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+@contextlib.contextmanager
+def attempting(opener: Any) -> Generator[None]:
+    """Make an attempt of a call that was made in a trace, and is split only now."""
+    attempt = Attempt()
+    attempt.opener = opener
+    _ATTEMPTS.stack.append(attempt)
+    try:
+        yield
+    finally:
+        _ATTEMPTS.stack.pop()
+
+
 def _remember(attempt: Attempt, found: Sequence[Variable]) -> None:
     attempt.found += found
     key = attempt.function

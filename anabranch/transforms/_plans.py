@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
+import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from anabranch import _jax
 from anabranch.graph import _tokens
 from anabranch.graph._flatten import Flat
+from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import OPEN as _SCOPES
+from anabranch.graph._scope import Found
 from anabranch.transforms._box import Report, finish
 from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._lifting import attempt_for, attempting
 from anabranch.transforms._plan import AGAIN, Plan, Stamps, TraceNeededError, make_plan
 from anabranch.transforms._segment import Segment, give
 from anabranch.transforms._spine import SpineReader, Table
@@ -51,26 +56,33 @@ class Plans:
         if found is None:
             return AGAIN
         leaves, segments = found
+        _FOLLOWED.call = (self, args, kwargs)
         try:
             report, groups = plan.function(*leaves)
-        except TraceNeededError:
+        except (TraceNeededError, Found):
             return AGAIN
         except Exception:
             if self._walk(plan, leaves, args, kwargs) is None:
                 return AGAIN
             raise
+        finally:
+            _FOLLOWED.call = None
         result = plan.finish(spine, segments, leaves, report, groups)
         if result is not AGAIN:
             return result
         flat = self._walk(plan, leaves, args, kwargs)
         return AGAIN if flat is None else finish(flat, report, groups)
 
+    def walk(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
+        """Split a call."""
+        return flatten_call(self._function, *with_static(self._static, args, kwargs))
+
     def _walk(
         self, plan: Plan, leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Flat | None:
         """Walk the arguments; return None if that finds something else than the plan did."""
         try:
-            flat = flatten_call(self._function, *with_static(self._static, args, kwargs))
+            flat = self.walk(args, kwargs)
         except Exception:  # whatever it is, the call that is made again says it
             return None
         same = len(leaves) == len(flat.leaves) and all(map(operator.is_, leaves, flat.leaves))
@@ -117,6 +129,35 @@ class Plans:
         """Drop all plans."""
         for table in self._reader.tables.values():
             table.clear()
+
+
+class _Followed(threading.local):
+    call: tuple[Plans, Sequence[Any], Mapping[str, Any]] | None = None
+
+
+_FOLLOWED = _Followed()
+
+
+@contextlib.contextmanager
+def attempt_to_trace(graphdef: GraphDef) -> Generator[None]:
+    """Let a function be traced that JAX traces in a call which follows a plan: walk it now.
+
+    To raise instead would be simpler, but then JAX takes its slow path for such arguments from
+    there on.
+
+    Raises:
+        TraceNeededError: the call has another structure than the plan says.
+    """
+    if attempt_for(graphdef) is not None:
+        yield
+        return
+    if _FOLLOWED.call is None:
+        raise TraceNeededError
+    plans, args, kwargs = _FOLLOWED.call
+    with attempting(_ROOT):
+        if plans.walk(args, kwargs).graphdef is not graphdef:
+            raise TraceNeededError
+        yield
 
 
 def _forget(table: weakref.ref[Table], key: Any, dead: weakref.ref[Segment]) -> None:

@@ -290,6 +290,15 @@ class TestWrites:
         assert sum(walks.of(jitted, world, x) for x in xs * 3) == 0
         assert int(world.count) == 20
 
+    def test_a_new_shape_is_traced_without_a_call_in_vain(self, walks):
+        """JAX takes its slow path for a signature whose first trace has raised."""
+        world, jitted = World(), transforms.jit(step)
+        jitted(world, 1.0)
+        assert walks.of(jitted, world, jnp.ones(2)) == 0
+        assert walks.of(jitted, world, 1) == 0
+        assert int(world.count) == 3
+        assert world.first.w.value.tolist() == [6.0, 6.0]
+
     def test_a_write_that_depends_on_the_shape_is_never_lost(self):
         def f(w, x):
             w.count.value = w.count + 1
