@@ -50,11 +50,22 @@ def build(
     """
     base = len(known)
     objects: list[Any] = list(known)
-    for i, (kind, cls, extra, _, _) in enumerate(entries):
+    contents: list[Sequence[Any]] = [()] * len(entries)
+    nodes: list[int] = []  # that are still to be filled
+    others: list[int] = []
+    for i, (kind, cls, extra, keys, edges) in enumerate(entries):
         if i in existing:
             objects.append(existing[i])
+            nodes.append(i)
+        elif kind.is_variable and type(edges[0]) is int and edges[0] < 0:
+            contents[i] = values = (leaf(~edges[0]),)  # an array: no cycle can pass through it
+            objects.append(kind.build(cls, extra, keys, values))
+        elif kind.identity:
+            objects.append(kind.create(cls, extra))
+            nodes.append(i)
         else:
-            objects.append(kind.create(cls, extra) if kind.identity else None)
+            objects.append(None)
+            others.append(i)
 
     def resolve(edge: Any) -> Any:
         if type(edge) is int:
@@ -63,18 +74,15 @@ def build(
             return at(edge[1], edge[2])
         return _static.decode(edge)
 
-    contents: list[Sequence[Any]] = [()] * len(entries)
-    nodes: list[int] = []
-    for i in range(len(entries) - 1, -1, -1):
+    for i in reversed(others):
         kind, cls, extra, keys, edges = entries[i]
-        if kind.identity:
-            nodes.append(i)
-            continue
         contents[i] = values = [resolve(edge) for edge in edges]
         objects[base + i] = kind.build(cls, extra, keys, values)
-    for i in reversed(nodes):
+    for i in nodes:
         kind, _, extra, keys, edges = entries[i]
-        contents[i] = values = [resolve(edge) for edge in edges]
+        contents[i] = values = [
+            objects[edge] if type(edge) is int and edge >= 0 else resolve(edge) for edge in edges
+        ]
         if i not in existing:
-            kind.fill(objects[base + i], extra, keys, values)
+            kind.complete(objects[base + i], extra, keys, values)
     return Built(objects, contents, resolve)

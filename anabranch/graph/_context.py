@@ -187,7 +187,7 @@ class SplitContext:
                 f"this split context of tag {self._tag!r} was left: split inside its `with` block"
             )
         walk = self._walk
-        base, first_leaf = len(walk.entries), len(walk.leaves)
+        base, first_leaf = len(walk.rows), len(walk.leaves)
         root = walk.edge(node)
         objects, leaves = walk.objects[base:], walk.leaves[first_leaf:]
         origins = None
@@ -198,7 +198,7 @@ class SplitContext:
             assert self._refs is not None
             origins = tuple([self._refs.index_of(obj) for obj in objects])
             check_made_here([x for x, o in zip(objects, origins, strict=True) if o is None])
-        entries: Any = tuple(walk.entries[base:])
+        entries: Any = walk.table(base)
         if first_leaf:
             entries, root = _renumber(entries, root, first_leaf)
         graphdef = GraphDef(entries, root, len(leaves), (self._tag, base, origins))

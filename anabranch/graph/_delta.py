@@ -22,7 +22,7 @@ from anabranch.errors import (
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._build import Built, build
 from anabranch.graph._classify import NUMBER, OPAQUE, STATIC, UNKNOWN
-from anabranch.graph._flatten import Flat, is_same, namer
+from anabranch.graph._flatten import Flat, namer
 from anabranch.graph._function import FUNCTION, lasting
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._static import EXACT_BY_TYPE
@@ -118,8 +118,7 @@ def diff(
             raise type(error)(f"{name(index)}{error}") from None
     root = walk.edge(result, "the return value", numbers=lanes)
     check_made_here(walk.objects)
-    made: list[Any] = walk.entries
-    new = tuple([_lasting(entry) if entry.kind is FUNCTION else entry for entry in made])
+    new = tuple([_lasting(entry) if entry.kind is FUNCTION else entry for entry in walk.table()])
     return Diff(Delta(tuple(entries), new, root, len(walk.leaves)), walk.leaves, walk.objects)
 
 
@@ -159,19 +158,18 @@ def _changes(graphdef: GraphDef, built: Built) -> list[tuple[int, Contents]]:
     for index, (kind, cls, extra, keys, _) in enumerate(graphdef.entries):
         if kind.identity:
             twin = built.objects[index]
-            contents = kind.open(twin)
             same_class = type(twin) is cls
-            if not (same_class and is_same(contents, (extra, keys, built.contents[index]))):
+            if not (same_class and kind.holds(twin, extra, keys, built.contents[index])):
                 if not same_class and _classify.rule_of(twin) is not kind:
                     raise NodeTypeError(
                         f"{namer(graphdef)(index)}: its class was set to {type(twin).__name__}, "
                         f"whose objects are no nodes like those of {cls.__name__}: decorate the "
                         "class with `@graph.node`"
                     )
-                found.append((index, contents))
+                found.append((index, kind.open(twin)))
         elif kind in _MUTABLE_VALUES:
-            contents = kind.open(built.objects[index])
-            if not is_same(contents, (contents[0], keys, built.contents[index])):
+            value = built.objects[index]
+            if not kind.holds(value, kind.open(value)[0], keys, built.contents[index]):
                 raise ValueWriteError(
                     f"{namer(graphdef)(index)}: this {cls.__name__} is an immutable value, but "
                     "it was changed in place, which cannot be brought back to the caller's "
@@ -257,7 +255,7 @@ def commit(
         for i, (obj, _, _) in enumerate(writes):
             kind: Any = _classify.rule_of(obj)
             kind.check_writable(obj)
-            if expected is not None and not is_same(kind.open(obj), expected[i]):
+            if expected is not None and not kind.holds(obj, *expected[i]):
                 where = name(indices[i]) if name is not None else type(obj).__name__
                 raise changed_meanwhile(where, type(obj))
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -40,20 +39,8 @@ def flatten(obj: Any, *, numbers: bool = False) -> Flat:
     """
     walk = Walk()
     root = walk.edge(obj, numbers=numbers)
-    entries: Any = tuple(walk.entries)  # none is None once the walk is done
-    graphdef = GraphDef(entries, root, len(walk.leaves))
+    graphdef = GraphDef(tuple(walk.rows), root, len(walk.leaves))
     return Flat(graphdef, walk.leaves, walk.objects, walk.contents)
-
-
-def is_same(a: Contents, b: Contents) -> bool:
-    """Compare contents: keys and static extras by value, everything else by identity."""
-    (extra, keys, values), (old_extra, old_keys, old_values) = a, b
-    return (
-        len(values) == len(old_values)
-        and all(map(operator.is_, values, old_values))
-        and keys == old_keys
-        and (extra is old_extra or extra == old_extra)
-    )
 
 
 def check_opaques(graphdef: GraphDef) -> None:

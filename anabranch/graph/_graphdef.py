@@ -90,6 +90,15 @@ class Visit(NamedTuple):
         return path_of(self.link)
 
 
+class _Leaves(NamedTuple):
+    """What is found by following paths, when somebody asks for it."""
+
+    infos: tuple[LeafInfo, ...]
+    owners: tuple[int, ...]
+    holders: tuple[tuple[int, int], ...]
+    by_path: dict[Path, int]
+
+
 class GraphDef:
     """The static structure of a graph of objects; hashable, compared by value, interned.
 
@@ -111,21 +120,24 @@ class GraphDef:
     """What a manual context needs: its tag, and the outer index of each known entry."""
 
     _hash: int
-    _leaves: tuple[tuple[LeafInfo, ...], tuple[int, ...]] | None
+    _leaves: _Leaves | None
 
     def __new__(
         cls,
-        entries: tuple[Entry, ...],
+        entries: tuple[tuple[Any, ...], ...],
         root: Edge,
         num_leaves: int,
         origin: tuple[Any, ...] | None = None,
     ) -> GraphDef:
+        # plain tuples will do: they are equal to entries, which are slow to make
         key = (entries, root, num_leaves, origin)
         known = _INTERNED.get(key)
         if known is not None:
             return known
         self = object.__new__(cls)
-        self.entries, self.root, self.num_leaves, self.origin = key
+        self.entries = tuple(map(Entry._make, entries))
+        self.root, self.num_leaves, self.origin = root, num_leaves, origin
+        key = self._key()
         self._hash = hash(key)
         self._leaves = None
         return _INTERNED.setdefault(key, self)
@@ -162,12 +174,22 @@ class GraphDef:
     @property
     def infos(self) -> tuple[LeafInfo, ...]:
         """Path, kind and metadata of every leaf, in the order of the leaves."""
-        return self._find_leaves()[0]
+        return self._find_leaves().infos
 
     @property
     def owners(self) -> tuple[int, ...]:
         """The index of the Variable that holds each leaf, -1 for plain arrays."""
-        return self._find_leaves()[1]
+        return self._find_leaves().owners
+
+    @property
+    def holders(self) -> tuple[tuple[int, int], ...]:
+        """The index of the entry that each leaf is held by, -1 for none, and the position there."""
+        return self._find_leaves().holders
+
+    @property
+    def leaf_at(self) -> dict[Path, int]:
+        """The number of the leaf at a path; the first path of each, of several aliases."""
+        return self._find_leaves().by_path
 
     @property
     def base(self) -> int:
@@ -178,10 +200,11 @@ class GraphDef:
         """Return the entry of an index."""
         return self.entries[index - self.base]
 
-    def _find_leaves(self) -> tuple[tuple[LeafInfo, ...], tuple[int, ...]]:
+    def _find_leaves(self) -> _Leaves:
         if self._leaves is None:
             infos: list[Any] = [None] * self.num_leaves
             owners = [-1] * self.num_leaves
+            holders = [(-1, 0)] * self.num_leaves
             for visit in self.visit():
                 edge = visit.edge
                 if type(edge) is int and edge < 0 and infos[~edge] is None:
@@ -191,7 +214,10 @@ class GraphDef:
                         kind, metadata = entry.cls, entry.extra or ()
                     infos[~edge] = LeafInfo(visit.path, kind, metadata)
                     owners[~edge] = visit.variable
-            self._leaves = (tuple(infos), tuple(owners))
+                    holders[~edge] = (visit.parent, visit.position)
+            # a leaf without a path is no part of the graph that starts at the root
+            by_path = {info.path: i for i, info in enumerate(infos) if info is not None}
+            self._leaves = _Leaves(tuple(infos), tuple(owners), tuple(holders), by_path)
         return self._leaves
 
     def visit(self) -> Iterator[Visit]:

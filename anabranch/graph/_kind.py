@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -10,6 +11,17 @@ from anabranch.graph import _static
 
 Opened: TypeAlias = "tuple[Any, Sequence[Any], Sequence[Any]]"
 """`(extra, keys, values)`: extra is static and compared, keys name the values."""
+
+
+def is_same(a: Opened, b: Opened) -> bool:
+    """Compare contents: keys and static extras by value, everything else by identity."""
+    (extra, keys, values), (old_extra, old_keys, old_values) = a, b
+    return (
+        len(values) == len(old_values)
+        and all(map(operator.is_, values, old_values))
+        and keys == old_keys
+        and (extra is old_extra or extra == old_extra)
+    )
 
 
 class Kind:
@@ -42,6 +54,14 @@ class Kind:
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Give a node exactly these contents, whatever it held before."""
         raise NotImplementedError
+
+    def complete(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        """Fill a node that `create` has just made with the same extra."""
+        self.fill(obj, extra, keys, values)
+
+    def holds(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> bool:
+        """Tell whether `open` would return exactly these contents, in the sense of `is_same`."""
+        return is_same(self.open(obj), (extra, keys, values))
 
     def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
         """Return a value made of these contents."""

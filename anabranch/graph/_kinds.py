@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -47,14 +48,20 @@ class _VariableKind(Kind):
         encoded = tuple([(name, _static.encode(value)) for name, value in metadata.items()])
         return encoded, ("value",), (obj._value,)
 
+    def holds(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> bool:
+        if obj._metadata or extra:
+            return super().holds(obj, extra, keys, values)
+        return obj._value is values[0]
+
     def create(self, cls: Any, extra: Any) -> Any:
         variable = object.__new__(cls)
         _set(variable, "_token", current_token())
         return variable
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        fresh = not hasattr(obj, "_metadata")
-        if fresh or self.open(obj)[0] != extra:
+        current = getattr(obj, "_metadata", None)
+        fresh = current is None
+        if fresh or ((current or extra) and self.open(obj)[0] != extra):
             old = {} if fresh else dict(self.open(obj)[0] or ())
             metadata = {
                 name: obj._metadata[name] if old.get(name) == value else _static.decode(value)
@@ -67,7 +74,7 @@ class _VariableKind(Kind):
         _set(obj, "_value", values[0])
 
     def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
-        metadata = {name: _static.decode(value) for name, value in extra or ()}
+        metadata = {name: _static.decode(value) for name, value in extra} if extra else {}
         return _variable.stand_in(cls, values[0], metadata)
 
     def check_writable(self, obj: Any) -> None:
@@ -139,6 +146,25 @@ class _AttributeKind(Kind):
 class _ModuleKind(_AttributeKind):
     __slots__ = ()
 
+    def open(self, obj: Any) -> Opened:
+        if _module.slot_names(type(obj)):
+            return super().open(obj)
+        attributes = _module.attributes_of(obj)
+        return None, (*attributes,), (*attributes.values(),)
+
+    def holds(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> bool:
+        attributes = _module.attributes_of(obj)
+        if _module.slot_names(type(obj)) or len(attributes) != len(values):
+            return super().holds(obj, extra, keys, values)
+        return all(map(operator.is_, attributes.values(), values)) and (*attributes,) == keys
+
+    def complete(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        if _module.slot_names(type(obj)):
+            super().fill(obj, extra, keys, values)
+        else:
+            _module.attributes_of(obj).update(zip(keys, values, strict=True))
+        _set(obj, "_ab_stamp", STRUCTURE.stamp)  # nobody knows it: the global one stays
+
     def _attributes(self, obj: Any) -> dict[str, Any]:
         return _module.attributes_of(obj)
 
@@ -149,10 +175,7 @@ class _ModuleKind(_AttributeKind):
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         super().fill(obj, extra, keys, values)
-        if _read_slot(obj, "_ab_stamp") is _ABSENT:  # it was just made: nobody knows it
-            _set(obj, "_ab_stamp", STRUCTURE.stamp)
-        else:
-            _module.restamp(obj)
+        _module.restamp(obj)
 
     def check_writable(self, obj: Any) -> None:
         check_owned(obj, object.__getattribute__(obj, "_ab_token"), "write the attributes")

@@ -10,7 +10,7 @@ from anabranch.graph._build import build
 from anabranch.graph._flatten import flatten
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._leaf_info import path_text
-from anabranch.graph._split import snapshot
+from anabranch.graph._split import snapshots
 from anabranch.graph._state import State
 
 T = TypeVar("T")
@@ -42,8 +42,8 @@ def merge(graphdef: GraphDef, state: Any, *more: Any) -> Any:
             "this graphdef was made in a split context and refers to its objects: merge it "
             "with the `merge` of a `merge_context`"
         )
-    leaves = leaves_of(graphdef, (state, *more))
-    built = build(graphdef.entries, lambda i: snapshot(leaves[i]))
+    leaves = snapshots(leaves_of(graphdef, (state, *more)))
+    built = build(graphdef.entries, leaves.__getitem__)
     return built.resolve(graphdef.root)
 
 
@@ -61,7 +61,7 @@ def clone(node: T) -> T:
     1.0
     """
     flat = flatten(node)
-    built = build(flat.graphdef.entries, lambda i: snapshot(flat.leaves[i]))
+    built = build(flat.graphdef.entries, snapshots(flat.leaves).__getitem__)
     return built.resolve(flat.graphdef.root)
 
 

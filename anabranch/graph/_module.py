@@ -162,7 +162,7 @@ def restamp(module: Module) -> None:
     STRUCTURE.stamp = stamp
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.cache
 def slot_names(cls: type) -> tuple[str, ...]:
     """Return the names of the slots that instances of a class have, own bookkeeping excluded."""
     names: list[str] = []

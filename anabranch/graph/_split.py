@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, overload
 
 import jax
@@ -81,9 +82,9 @@ def graphdef(node: Any) -> GraphDef:
 
 def states(flat: Flat, filters: tuple[Filter, ...], *, exhaustive: bool) -> tuple[State, ...]:
     """Distribute the leaves of a flattened object over filters."""
-    leaves = [snapshot(leaf) for leaf in flat.leaves]
+    leaves = snapshots(flat.leaves)
     if filters == (...,):
-        return (State(DeferredInfos(flat.graphdef), tuple(leaves)),)
+        return (State(DeferredInfos(flat.graphdef), leaves),)
     infos = flat.graphdef.infos
     predicates = to_predicates(filters)
     groups: list[list[int]] = [[] for _ in filters]
@@ -105,6 +106,22 @@ def states(flat: Flat, filters: tuple[Filter, ...], *, exhaustive: bool) -> tupl
     return tuple(
         [State(LeafInfos([infos[i] for i in g]), tuple([leaves[i] for i in g])) for g in groups]
     )
+
+
+_CONCRETE: set[type] = set()
+"""The classes of jax arrays: `isinstance` with `jax.Array` is slow."""
+
+
+def snapshots(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Return leaves that later writes cannot change; see `snapshot`."""
+    types = set(map(type, leaves)) - _CONCRETE
+    for x in leaves if types else ():
+        if type(x) in types and isinstance(x, jax.Array) and not _jax.is_tracer(x):
+            _CONCRETE.add(type(x))
+            types.discard(type(x))
+    if types or any([x.is_deleted() for x in leaves]):  # noqa: C419 - a generator is slower
+        return tuple([snapshot(leaf) for leaf in leaves])
+    return tuple(leaves)
 
 
 def snapshot(leaf: Any) -> Any:

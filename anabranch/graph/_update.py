@@ -14,7 +14,7 @@ from anabranch.graph._delta import Write, commit
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import Path
 from anabranch.graph._leaf_info import LeafInfo, path_text
-from anabranch.graph._split import snapshot
+from anabranch.graph._split import snapshots
 from anabranch.graph._state import State
 
 _Cell = tuple[int, int]  # the entry that holds a leaf, and the position in it
@@ -91,6 +91,10 @@ class _Finder:
 
     def find(self, path: Path) -> tuple[_Cell, int] | None:
         """Return where the leaf at a path is held, and its number; None if there is no leaf."""
+        number = self._graphdef.leaf_at.get(path)
+        return self._follow(path) if number is None else (self._graphdef.holders[number], number)
+
+    def _follow(self, path: Path) -> tuple[_Cell, int] | None:
         cell, edge = self._enter((-1, 0), self._graphdef.root)
         for key in path:
             if type(edge) is not int or edge < 0:
@@ -134,16 +138,23 @@ def _problem(
     if checked and "kinds" not in relax and not fits:
         return f"the kind is {own.kind_text}, the state has {info.kind_text}"
     old = flat.leaves[number]
-    if "shapes" not in relax and np.shape(old) != np.shape(leaf):
-        return f"the shape is {np.shape(old)}, the state has {np.shape(leaf)}"
+    if "shapes" not in relax and _shape(old) != _shape(leaf):
+        return f"the shape is {_shape(old)}, the state has {_shape(leaf)}"
     return ""
+
+
+def _shape(leaf: Any) -> Any:
+    found = getattr(leaf, "shape", None)
+    return np.shape(leaf) if found is None else found
 
 
 def _write(flat: Flat, new: dict[int, dict[int, Any]]) -> None:
     writes: list[Write] = []
-    for index, values in new.items():
+    kept = iter(snapshots([leaf for held in new.values() for leaf in held.values()]))
+    for index, held in new.items():
+        values = dict(zip(held, kept, strict=False))
         extra, keys, old = flat.contents[index]
-        contents = [snapshot(values[i]) if i in values else value for i, value in enumerate(old)]
+        contents = [values.get(i, value) for i, value in enumerate(old)]
         cls = flat.graphdef.entries[index].cls
         writes.append(Write(flat.objects[index], cls, (extra, keys, contents)))
     commit(writes)

@@ -8,7 +8,7 @@ is new only, which is how the inside of a transform says what has changed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -40,27 +40,18 @@ class Opaque:
         return isinstance(other, Opaque) and other.obj is self.obj
 
 
-class _Frame:
-    """An entry whose children are being encoded."""
+class _Frame(NamedTuple):
+    """An entry whose children are being encoded. Made as a plain tuple: there are many."""
 
-    __slots__ = ("cls", "edges", "extra", "index", "keys", "kind", "numbers", "rest", "variable")
-
-    def __init__(
-        self,
-        index: int,
-        kind: Kind,
-        cls: Any,
-        contents: Contents,
-        *,
-        numbers: bool,
-        variable: str | None = None,
-    ) -> None:
-        self.index, self.kind, self.cls = index, kind, cls
-        self.variable = variable  # the class of the Variable around, for error messages
-        self.extra, self.keys, values = contents
-        self.edges: list[Edge] = []
-        self.rest: Iterator[Any] = iter(values)
-        self.numbers = numbers if kind.numbers is None else kind.numbers
+    number: int  # its index
+    kind: Kind
+    cls: Any
+    extra: Any
+    keys: Sequence[Any]
+    rest: Iterator[Any]
+    edges: list[Edge]
+    numbers: bool  # whether Python numbers are leaves here
+    variable: str | None  # the class of the Variable around, for error messages
 
 
 class Walk:
@@ -86,11 +77,15 @@ class Walk:
         self.base = len(known)
         self.objects: list[Any] = []  # by index; keeps what `ids` refers to alive
         self.contents: list[Contents] = []
-        self.entries: list[Entry | None] = []
+        self.rows: list[Any] = []  # the fields of each entry, None as long as it is open
         self.leaves: list[Any] = []
         self._variable_numbers = variable_numbers
         self._refs: dict[int, int] = {}
-        self._stack: list[_Frame] = []
+        self._stack: list[Any] = []  # the frames above the current one
+
+    def table(self, start: int = 0) -> tuple[Entry, ...]:
+        """Return the entries, all or those after some."""
+        return tuple(map(Entry._make, self.rows[start:]))
 
     def edge(self, obj: Any, name: str = "", *, numbers: bool = False) -> Edge:
         """Return the edge to an object, encoding what it reaches and what is new.
@@ -103,8 +98,8 @@ class Walk:
         Raises:
             NodeTypeError: for an object that can be neither walked nor compared.
         """
-        frame = _Frame(-1, _kinds.LIST, None, (None, range(1), (obj,)), numbers=numbers)
-        return self._run(frame, name)[0]
+        contents = (None, range(1), (obj,))
+        return self._run(_kinds.LIST, None, contents, numbers, None, name)[0]
 
     def entry(self, obj: Any, contents: Contents, variable: str | None = None) -> Entry:
         """Encode a known object whose contents have changed, and what it reaches that is new.
@@ -119,95 +114,102 @@ class Walk:
         if kind.is_variable:
             variable = type(obj).__name__
         numbers = variable is not None and self._variable_numbers
-        frame = _Frame(-1, kind, type(obj), contents, numbers=numbers, variable=variable)
-        edges = self._run(frame, "")
+        if kind.numbers is not None:
+            numbers = kind.numbers
+        edges = self._run(kind, type(obj), contents, numbers, variable, "")
         return Entry(kind, type(obj), contents[0], contents[1], tuple(edges))
 
-    def _run(self, frame: _Frame, name: str) -> list[Edge]:
-        root = frame
-        stack = self._stack
-        stack.append(frame)
+    def _run(
+        self,
+        kind: Kind,
+        cls: Any,
+        contents: Contents,
+        numbers: bool,
+        variable: str | None,
+        name: str,
+    ) -> list[Edge]:
+        """Encode the contents of an object; return an edge for each."""
+        ids, rules, rows, stack = self.ids, RULES, self.rows, self._stack
+        extra, keys, values = contents
+        rest, edges, index = iter(values), list[Edge](), -1
         try:
             while True:
-                child = self._encode_children(frame)
-                if child is not None:
-                    frame = child
-                    stack.append(frame)
+                for x in rest:
+                    of: Any = type(x)
+                    rule: Any = rules.get(of)
+                    if rule is None:
+                        rule = _classify.rule_of(x)
+                    if rule is LEAF:
+                        edges.append(self._leaf(x))
+                        continue
+                    if OPEN and isinstance(rule, Kind) and rule.identity and id(x) not in ids:
+                        x = here(x) if rule is VARIABLE else object_here(x)
+                    if rule is VARIABLE and variable is None and rules.get(type(x._value)) is LEAF:
+                        edge = ids.get(id(x))
+                        edges.append(self._variable(x, of) if edge is None else edge)
+                        continue
+                    edge = self._edge(x, rule, numbers, variable)
+                    if edge is None:
+                        break
+                    edges.append(edge)
+                else:
+                    if not stack:
+                        return edges
+                    rows[index - self.base] = (kind, cls, extra, keys, tuple(edges))
+                    index, kind, cls, extra, keys, rest, edges, numbers, variable = stack.pop()
                     continue
-                stack.pop()
-                if frame is root:
-                    return frame.edges
-                self.entries[frame.index - self.base] = Entry(
-                    frame.kind, frame.cls, frame.extra, frame.keys, tuple(frame.edges)
-                )
-                frame = stack[-1]
+                contents = rule.open(x)
+                opened = self.base + len(rows)
+                edges.append(opened)
+                stack.append((index, kind, cls, extra, keys, rest, edges, numbers, variable))
+                index, kind, cls, (extra, keys, values) = opened, rule, of, contents
+                rest, edges = iter(values), []
+                if kind.identity:
+                    ids[id(x)] = index
+                self.objects.append(x)
+                self.contents.append(contents)
+                rows.append(None)
+                if kind.is_variable:
+                    variable, numbers = cls.__name__, self._variable_numbers
+                if kind.numbers is not None:
+                    numbers = kind.numbers
         except (NodeTypeError, StaticValueError) as error:
+            stack.append((index, kind, cls, extra, keys, rest, edges, numbers, variable))
             where = f"{name}{self._path()}".lstrip(".")
             raise type(error)(bounded(f"{where}: {error}" if where else str(error))) from None
         finally:
             stack.clear()
 
-    def _encode_children(self, frame: _Frame) -> _Frame | None:
-        """Encode children until one has to be opened; return its frame, or None at the end."""
-        edges, ids, rules = frame.edges, self.ids, RULES
-        for x in frame.rest:
-            cls: Any = type(x)
-            rule = rules.get(cls)
-            if rule is None:
-                rule = _classify.rule_of(x)
-            if rule is LEAF:
-                edges.append(self._leaf(x))
-                continue
-            if OPEN and isinstance(rule, Kind) and rule.identity and id(x) not in ids:
-                x = here(x) if rule is VARIABLE else object_here(x)
-            if rule is VARIABLE and rules.get(type(x._value)) is LEAF:
-                edges.append(ids[id(x)] if id(x) in ids else self._variable(x, cls, frame))
-            elif isinstance(rule, Kind):
-                if rule.identity or self.base:
-                    index = ids.get(id(x))
-                    if index is not None:
-                        if frame.variable is not None:
-                            self._check_holds_arrays(index, frame.variable)
-                        edges.append(index)
-                        continue
-                if cls is tuple and not frame.numbers and _is_plain(x):
-                    edges.append(_static.encode(x))
-                    continue
-                return self._open(frame, x, cls, rule)
-            elif rule is REF:
-                edges.append(self._ref(x))
-            elif rule is NUMBER and frame.numbers:
-                edges.append(self._leaf(x))
-            else:
-                edges.append(self._static(x, rule, frame))
-        return None
-
-    def _open(self, parent: _Frame, x: Any, cls: Any, kind: Kind) -> _Frame:
-        index = self.base + len(self.entries)
-        variable, numbers = parent.variable, parent.numbers
-        if variable is not None:
-            self._check_no_object(kind, cls, variable)
-        contents = kind.open(x)
-        if kind.is_variable:
-            variable, numbers = cls.__name__, self._variable_numbers
-        if kind.identity:
-            self.ids[id(x)] = index
-        self.objects.append(x)
-        self.contents.append(contents)
-        self.entries.append(None)
-        parent.edges.append(index)
-        return _Frame(index, kind, cls, contents, numbers=numbers, variable=variable)
+    def _edge(self, x: Any, rule: Any, numbers: bool, variable: str | None) -> Edge | None:
+        """Return the edge to what is known or has no contents, None if it has to be opened."""
+        if isinstance(rule, Kind):
+            if rule.identity or self.base:
+                known = self.ids.get(id(x))
+                if known is not None:
+                    if variable is not None:
+                        self._check_holds_arrays(known, variable)
+                    return known
+            if variable is not None:
+                self._check_no_object(rule, type(x), variable)
+            plain = type(x) is tuple and not numbers and _is_plain(x)
+            return _static.encode(x) if plain else None
+        if rule is REF:
+            return self._ref(x)
+        if rule is NUMBER and numbers:
+            return self._leaf(x)
+        return self._static(x, rule, variable)
 
     def _check_holds_arrays(self, index: int, variable: str) -> None:
         """Raise if a container that is part of the value of a Variable holds an object."""
         pending, seen = [index], set[int]()
         while pending:
             i = pending.pop() - self.base
-            entry = self.entries[i] if i >= 0 else None  # else: checked where it was split
-            if entry is not None and i not in seen:
+            row = self.rows[i] if i >= 0 else None  # else: checked where it was split
+            if row is not None and i not in seen:
                 seen.add(i)
-                self._check_no_object(entry.kind, entry.cls, variable)
-                pending += [e for e in entry.edges if type(e) is int and e >= 0]
+                kind, cls, _, _, edges = row
+                self._check_no_object(kind, cls, variable)
+                pending += [e for e in edges if type(e) is int and e >= 0]
 
     def _check_no_object(self, kind: Kind, cls: Any, variable: str) -> None:
         if kind.is_object:
@@ -216,28 +218,23 @@ class Walk:
                 "arrays and containers of arrays: hold the object as an attribute"
             )
 
-    def _variable(self, x: Any, cls: Any, parent: _Frame) -> int:
-        """Encode a Variable that holds one array: the common case, without a frame."""
-        if parent.variable is not None:
-            self._open(parent, x, cls, VARIABLE)  # raises
-        contents = VARIABLE.open(x)
-        edges = (self._leaf(x._value),)
-        index = self.base + len(self.entries)
-        self.ids[id(x)] = index
+    def _variable(self, x: Any, cls: Any) -> int:
+        """Encode a Variable that holds one array: the common case, closed at once."""
+        extra, keys, (value,) = contents = VARIABLE.open(x)
+        leaves, rows = self.leaves, self.rows
+        if type(value) is np.ndarray:
+            _check_dtype(value)
+        self.ids[id(x)] = index = self.base + len(rows)
         self.objects.append(x)
         self.contents.append(contents)
-        self.entries.append(Entry(VARIABLE, cls, contents[0], contents[1], edges))
+        rows.append((VARIABLE, cls, extra, keys, (~len(leaves),)))
+        leaves.append(value)
         return index
 
     def _leaf(self, x: Any) -> int:
         leaves = self.leaves
-        if type(x) is np.ndarray and (
-            x.dtype.kind not in _LEAF_DTYPES or x.dtype.type is np.void  # not bfloat16 and such
-        ):
-            raise NodeTypeError(
-                f"a numpy array of dtype {x.dtype} cannot be traced; hold numbers, or a tuple "
-                "of static values"
-            )
+        if type(x) is np.ndarray:
+            _check_dtype(x)
         leaves.append(x)
         return ~(len(leaves) - 1)
 
@@ -248,7 +245,7 @@ class Walk:
             self.leaves.append(x)
         return ~known
 
-    def _static(self, x: Any, rule: Any, frame: _Frame) -> Edge:
+    def _static(self, x: Any, rule: Any, variable: str | None) -> Edge:
         if self._located is not None and type(x) not in _static.EXACT_BY_TYPE:
             place = self._located.get(id(x))
             if place is not None:
@@ -259,9 +256,9 @@ class Walk:
             _classify.check_static(x)
         elif rule is OPAQUE:
             return self._opaque(x)
-        if frame.variable is not None and rule is not NUMBER and x is not None:
+        if variable is not None and rule is not NUMBER and x is not None:
             raise NodeTypeError(
-                f"this is a {type(x).__name__} inside the value of a {frame.variable}; a Variable "
+                f"this is a {type(x).__name__} inside the value of a {variable}; a Variable "
                 "holds arrays and containers of arrays: hold a static value as a plain attribute "
                 "or as metadata"
             )
@@ -275,7 +272,7 @@ class Walk:
 
     def _path(self) -> str:
         """Return how the place that is being encoded is written."""
-        frames = self._stack
+        frames = [*map(_Frame._make, self._stack)]
         done = [len(frame.edges) - 1 for frame in frames[:-1]] + [len(frames[-1].edges)]
         return "".join(
             [
@@ -283,6 +280,14 @@ class Walk:
                 for frame, position in zip(frames, done, strict=True)
                 if frame.cls is not None
             ]
+        )
+
+
+def _check_dtype(x: Any) -> None:
+    if x.dtype.kind not in _LEAF_DTYPES or x.dtype.type is np.void:  # not bfloat16 and such
+        raise NodeTypeError(
+            f"a numpy array of dtype {x.dtype} cannot be traced; hold numbers, or a tuple "
+            "of static values"
         )
 
 

@@ -80,7 +80,7 @@ class GradientForm(NamedTuple):
         for index in order:
             kind, _, extra, keys, edges = entries[index]
             if kind.identity and not is_state_for(kind):
-                kind.fill(made[index], extra, keys, [resolve(edge) for edge in edges])
+                kind.complete(made[index], extra, keys, [resolve(edge) for edge in edges])
         return resolve(self.edge)
 
     def _containers(self) -> tuple[list[int], dict[int, tuple[Any, ...]]]:

@@ -19,9 +19,9 @@ from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph import _kinds
 from anabranch.graph._build import build
 from anabranch.graph._delta import Delta, Write, commit
-from anabranch.graph._flatten import Flat, flatten, is_same, namer
+from anabranch.graph._flatten import Flat, flatten, namer
 from anabranch.graph._graphdef import Edge, Entry
-from anabranch.graph._kind import Kind
+from anabranch.graph._kind import Kind, is_same
 from anabranch.graph._walk import Contents
 from anabranch.transforms._box import ONE_GROUP, finish, run_inside
 from anabranch.transforms._call import flatten_call

@@ -23,8 +23,9 @@ import numpy as np
 
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.graph._classify import LEAF, NUMBER
-from anabranch.graph._flatten import Flat, is_same
+from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import Entry
+from anabranch.graph._kind import is_same
 from anabranch.graph._kinds import Kind
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._watch import Unplannable, Watch
