@@ -9,6 +9,7 @@ All contestants of a line are measured in one run, in turn. Prints tables, and w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -20,8 +21,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 
-from benchmarks import report
-from benchmarks.measure import CLOCKS, CONTESTANTS, FULL, QUICK, Line
+from benchmarks import models, report
+from benchmarks.measure import CLOCKS, CONTESTANTS, FULL, QUICK, Absent, Line
 from benchmarks.rows import ROWS, TITLES
 
 OUT = Path(__file__).parent / "out"
@@ -67,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     effort = (QUICK if options.quick else FULL)._replace(
         contestants=tuple(options.contestants.split(",")), clock=options.clock
     )
+    for library in (models.flax_nnx, models.equinox):
+        with contextlib.suppress(Absent):
+            library()  # JAX compiles everything anew after flax was imported
     start = time.perf_counter()
     found: list[Line] = []
     print("  ".join(f"{name} {version}" for name, version in report.machine()["versions"].items()))

@@ -170,10 +170,11 @@ def made(
 
 
 def _count(step: Step, seconds: float, clock: Clock) -> int:
-    if seconds == 0.0:
-        return 1
-    once = min(_timed(step, 1, clock) for _ in range(3))
-    return max(1, min(100_000, int(seconds / max(once, 1e-8))))
+    """Return how many calls take about as long, and call it that often, to warm it up."""
+    count = 1
+    while count < 100_000 and count * _timed(step, count, clock) < seconds / 2:
+        count *= 2
+    return count
 
 
 def _timed(step: Step, count: int, clock: Clock) -> float:
