@@ -19,8 +19,8 @@ from typing import Any
 from anabranch import _jax
 from anabranch.graph._tokens import current_token, token_of, trace_of
 
-OPEN: list[None] = []
-"""One element for each open scope of any thread: most often there is none."""
+OPEN: list[Scope] = []
+"""The open scopes of all threads: most often there is none."""
 
 
 class Found(BaseException):
@@ -39,8 +39,13 @@ class _Scopes(threading.local):
 _SCOPES = _Scopes()
 
 
+def open_scopes() -> list[Scope]:
+    """Return the open scopes of this thread; who opens one cuts the list to its old length."""
+    return _SCOPES.stack
+
+
 class Scope:
-    """The scope of a function that runs on twins, as a context manager.
+    """The scope of a function that runs on twins.
 
     Arguments:
         outer: the objects that have twins, by index; None if nobody knows them any more.
@@ -58,18 +63,14 @@ class Scope:
         self.found: list[Any] = []
         self.stand_ins: list[Any] = []
 
-    def __enter__(self) -> Scope:
+    def open(self) -> None:
+        """Let it be the scope of the code that runs in this thread from now on."""
         stack = _SCOPES.stack
         self._parent = stack[-1] if stack else None
         self._inside = current_token()
         self._outside = self._tokens_outside()
+        OPEN.append(self)
         stack.append(self)
-        OPEN.append(None)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        OPEN.pop()
-        _SCOPES.stack.pop()
 
     def _tokens_outside(self) -> set[int]:
         trace = _jax.current_trace()

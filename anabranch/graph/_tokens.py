@@ -14,14 +14,15 @@ all objects of the caller. So a **level** can be opened, whose token takes the p
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Generator
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from anabranch import _jax
 from anabranch.errors import CapturedWriteError
+
+R = TypeVar("R")
 
 _ROOT = _jax.root_trace()
 
@@ -55,21 +56,24 @@ class _Levels(threading.local):
 
 
 _LEVELS = _Levels()
-_OPEN: list[None] = []  # one element for each open level of any thread: most often there is none
+_OPEN: list[_Level] = []  # those of all threads: most often there is none
 
 
-@contextlib.contextmanager
-def own_level() -> Generator[None]:
-    """Let only what is made from now on, in the current trace, belong to the code that runs."""
+def call_at_own_level(function: Callable[..., R], *args: Any) -> R:
+    """Call a function; only what it makes in the current trace belongs to it."""
     level = _Level(_current_trace())
-    _LEVELS.stack.append(level)
-    _OPEN.append(None)
+    stack = _LEVELS.stack
+    depth = len(stack)
     try:
-        yield
+        _OPEN.append(level)
+        stack.append(level)
+        return function(*args)
     finally:
-        _OPEN.pop()
-        _LEVELS.stack.remove(level)
+        # in place, and this first: an interrupt may come whenever a function is entered or left
+        del stack[depth:]
         level.trace = None  # tokens of objects that outlive it do not keep the trace
+        if level in _OPEN:
+            _OPEN.remove(level)
 
 
 def current_token() -> Any:

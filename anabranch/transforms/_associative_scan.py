@@ -13,7 +13,7 @@ from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Diff
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
-from anabranch.graph._tokens import own_level
+from anabranch.graph._tokens import call_at_own_level
 from anabranch.transforms._box import Assignment, OneGroup, array_leaves, run_inside
 from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._lanes import common_size, input_axis
@@ -70,8 +70,8 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
             for number, value in zip(numbers, values, strict=True):
                 inside[number] = value
         combined = _Combined(first)
-        with own_level():  # it runs in the trace of its caller, and must not write there
-            run_inside(graphdef, inside, combined)
+        # it runs in the trace of its caller, and must not write there
+        call_at_own_level(run_inside, graphdef, inside, combined)
         return combined.values
 
     given = [leaves[i] for i in first]

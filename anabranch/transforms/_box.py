@@ -24,7 +24,7 @@ from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Delta, Diff, apply, diff
 from anabranch.graph._flatten import Flat, check_opaques
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._scope import Scope
+from anabranch.graph._scope import OPEN, Scope, open_scopes
 from anabranch.graph._spend import spend
 from anabranch.transforms._captured import tell_watcher
 from anabranch.transforms._lifting import attempt_for, lifting_into, with_captured
@@ -146,8 +146,11 @@ def run_inside(
     attempt = attempt_for(graphdef)
     outer = None if attempt is None else [attempt.flat.objects[i] for i in nodes]
     scope = Scope(outer, twins, None if attempt is None else attempt.opener)
+    scopes = open_scopes()
+    depth = len(scopes)
     try:
-        with scope, lifting_into(attempt, scope):
+        scope.open()
+        with lifting_into(attempt, scope):
             if prepare is not None:
                 prepare(built.objects)
             result = call(with_captured(built.resolve(graphdef.root)))
@@ -156,6 +159,10 @@ def run_inside(
             picked = None if pick is None else pick(result)
             return Inside(*_report(graphdef, leaves, grouping, built, found), picked)
     finally:
+        # in place, and this first: an interrupt may come whenever a function is entered or left
+        del scopes[depth:]
+        if scope in OPEN:
+            OPEN.remove(scope)
         spend(twins + scope.stand_ins)
         check_opaques(graphdef)
 

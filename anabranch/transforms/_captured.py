@@ -8,12 +8,11 @@ compared (an array of a trace) means: trace again. Objects are part of the split
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 import types
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -74,19 +73,19 @@ class _Watchers(threading.local):
 _WATCHERS = _Watchers()
 
 
-@contextlib.contextmanager
-def watching_runs(watcher: Callable[[], None]) -> Generator[None]:
-    """Call a watcher whenever a function of the user has been run in this thread.
+def call_watched(watcher: Callable[[], None], function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function; call a watcher whenever a function of the user has been run meanwhile.
 
     What the function captures is then as it has left it. Later it may be anything else: while the
     program is compiled and runs, other threads run, and callbacks.
     """
     stack = _WATCHERS.stack
-    stack.append(watcher)
+    depth = len(stack)
     try:
-        yield
+        stack.append(watcher)
+        return function(*args)
     finally:
-        stack.pop()
+        del stack[depth:]  # no call: an interrupt may come when a function is entered or left
 
 
 def tell_watcher() -> None:

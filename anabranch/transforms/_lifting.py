@@ -68,8 +68,9 @@ def lifting(call: Callable[P, R]) -> Callable[P, R]:
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         attempt = Attempt()
         stack = _ATTEMPTS.stack
-        stack.append(attempt)
+        depth = len(stack)
         try:
+            stack.append(attempt)
             while True:
                 try:
                     return call(*args, **kwargs)
@@ -80,7 +81,7 @@ def lifting(call: Callable[P, R]) -> Callable[P, R]:
                 attempt.split.clear()
                 attempt.scope = None
         finally:
-            stack.pop()
+            del stack[depth:]  # no call: an interrupt may come when a function is entered or left
 
     return run
 

@@ -19,7 +19,7 @@ from anabranch.graph._delta import Diff, apply
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import Edge, GraphDef
 from anabranch.graph._leaf_info import path_text
-from anabranch.graph._tokens import own_level
+from anabranch.graph._tokens import call_at_own_level
 from anabranch.transforms._box import Assignment, Report, array_outputs, finish, run_inside
 
 
@@ -103,8 +103,7 @@ def run_to_outcome(
         shapes: their shapes outside.
     """
     groups = _WrittenOrKept()
-    with own_level():
-        inside = run_inside(graphdef, leaves, groups)
+    inside = call_at_own_level(run_inside, graphdef, leaves, groups)
     _, outputs = inside.groups
     checks: list[_Check] = []
     entered: list[Any] = []

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from anabranch.graph import _classify
-from anabranch.transforms._captured import captured, watching_runs
+from anabranch.transforms._captured import call_watched, captured
 
 
 class Target:
@@ -109,8 +109,7 @@ class Owned:
             # as the function has left it: it may count its own traces in what it captures
             self._table[key] = (captured(self._functions), function)
 
-        with watching_runs(remember):
-            return function(*args)
+        return call_watched(remember, function, *args)
 
 
 class _Kept:
@@ -173,8 +172,7 @@ class Runners:
             # as the functions have left it: they may count their own traces in what they capture
             called.captured = captured(functions)
 
-        with watching_runs(remember):
-            result = called.function(*args)
+        result = call_watched(remember, called.function, *args)
         if traced and called.captured is not None:
             self._keep(key, refs, called)
         return result

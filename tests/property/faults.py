@@ -34,6 +34,7 @@ from anabranch import _jax
 from anabranch.contextvars_ext import _stack
 from anabranch.graph import _delta, _scope, _tokens
 from anabranch.graph._kind import Kind
+from anabranch.transforms import _captured as _captured_values
 from anabranch.transforms import _lifting
 from tests.property.contents import Snapshot, reachable
 from tests.property.objects import ATTRIBUTE_NODES, VOCABULARY
@@ -223,6 +224,7 @@ def left_open() -> list[str]:
         "levels of any thread": _tokens._OPEN,
         "levels": _tokens._LEVELS.stack,
         "attempts": _lifting._ATTEMPTS.stack,
+        "watchers": _captured_values._WATCHERS.stack,
         "contexts": list(_stack._innermost.get()),
         "traces": [] if _jax.is_root(_jax.current_trace()) else [_jax.current_trace()],
     }

@@ -1,0 +1,206 @@
+"""An interrupt may come while our own code runs: a call does all that it does, or nothing (R2).
+
+Python looks for signals when a function is entered, and when one of C has returned. `Interrupting`
+raises there, in code of the package.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import anabranch as ab
+from anabranch import transforms
+from tests.property.faults import left_open
+
+# an interrupt in a callback of the garbage collector is reported, and lost
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+PACKAGE = str(Path(ab.__file__).parent) + os.sep
+
+
+class Interrupting:
+    """Raise `KeyboardInterrupt` at one of the places where Python looks for signals.
+
+    Arguments:
+        number: of the place, counted from zero.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.raised = False
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._look)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: types.FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+            if self.left == 0:
+                sys.setprofile(None)
+                self.raised = True
+                raise KeyboardInterrupt
+            self.left -= 1
+
+
+class Model(ab.Module):
+    def __init__(self) -> None:
+        self.v = ab.Variable(jnp.array(0))
+        self.array = jnp.array(0)
+        self.n = 0
+
+
+class Program:
+    """A function that writes what it is passed, what it captures, and what nobody can see."""
+
+    def __init__(self, *, grows: bool) -> None:
+        self.passed, self.captured = Model(), Model()
+        self.hidden = types.SimpleNamespace(v=ab.Variable(jnp.array(0)))
+        captured, hidden = self.captured, self.hidden
+
+        def step(model: Model) -> None:
+            for each in (model, captured):
+                each.v.value = each.v.value + 1
+                each.array = each.array + 1
+                if grows:
+                    each.n += 1
+                    setattr(each, f"new{each.n}", ab.Variable(each.v.value))
+            hidden.v.value = hidden.v.value + 1
+
+        self.step = step
+        self.grows = grows
+
+    def count(self) -> int:
+        """Return how often the function has done all that it does; fail if that is no number."""
+        counts = {int(self.hidden.v)}
+        for model in (self.passed, self.captured):
+            counts |= {int(model.v), int(model.array)}
+            if self.grows:
+                counts |= {model.n, sum(name.startswith("new") for name in vars(model))}
+        (count,) = counts
+        return count
+
+
+def in_lanes(f: Any) -> Any:
+    def lane(model: Model, _: Any) -> None:
+        f(model)
+
+    return lambda model: transforms.vmap(lane, in_axes=(None, 0))(model, jnp.arange(2))
+
+
+def in_a_loop(f: Any) -> Any:
+    def body(_: Any, model: Model) -> Model:
+        f(model)
+        return model
+
+    return lambda model: transforms.fori_loop(0, 1, body, model)
+
+
+CALLS: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "jit": (transforms.jit, True),
+    "vmap": (in_lanes, True),
+    "fori_loop": (in_a_loop, False),
+    "cond": (lambda f: lambda model: transforms.cond(True, f, f, model), True),
+    "lift": (transforms.lift(jax.named_call), True),
+    "remat": (transforms.remat, True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "again"])
+def test_an_interrupted_call_does_all_or_nothing(name, warm):
+    wrap, grows = CALLS[name]
+    program = Program(grows=grows and not warm)
+    call = wrap(program.step)
+    if warm:
+        call(program.passed)
+        call(program.passed)
+    number, interrupts, last = 0, 0, program.count()
+    while True:
+        interrupting = Interrupting(number)
+        try:
+            with interrupting:
+                call(program.passed)
+        except KeyboardInterrupt:
+            interrupts += 1
+        assert left_open() == []
+        assert program.count() in (last, last + 1)
+        last = program.count()
+        if not interrupting.raised:
+            break
+        number += 1 + number // 4  # the places grow apart
+    assert interrupts > 10
+    call(program.passed)
+    assert program.count() == last + 1
+
+
+@pytest.mark.parametrize("wrap", [transforms.lift(jax.named_call), transforms.jit])
+def test_an_interrupt_at_any_place_of_a_small_call(wrap):
+    hidden = types.SimpleNamespace(v=ab.Variable(jnp.array(0)))
+
+    def step(x: Any) -> None:
+        hidden.v.value = x
+
+    number = 0
+    while True:
+        call = wrap(step)
+        interrupting = Interrupting(number)
+        try:
+            with interrupting:
+                call(number + 1)
+        except KeyboardInterrupt:
+            pass
+        assert left_open() == []
+        assert int(hidden.v) in (number, number + 1)
+        hidden.v.value = jnp.array(number + 1)
+        if not interrupting.raised:
+            break
+        number += 1
+    assert number > 100
+
+
+def places_of(call: Callable[[], Any]) -> list[str]:
+    """List the functions that are entered in a call."""
+    seen: list[str] = []
+    sys.setprofile(
+        lambda frame, event, _: seen.append(frame.f_code.co_name) if event == "call" else None
+    )
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["spend", "check_opaques", "finish", "apply", "commit"])
+def test_an_interrupt_at_the_end_of_a_run_leaves_nothing_open(name, monkeypatch):
+    program = Program(grows=True)
+    call = transforms.jit(program.step)
+    places = places_of(lambda: transforms.jit(program.step)(program.passed))
+    assert name in places
+
+    def look(frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == name:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(look)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call(program.passed)
+    finally:
+        sys.setprofile(None)
+    assert left_open() == []
+    assert program.count() == 1
+    call(program.passed)
+    assert program.count() == 2
