@@ -24,7 +24,7 @@ from anabranch.graph._kinds import Kind, Opened
 
 CELL, DEFAULT, KEYWORD, GLOBAL = "cell", "default", "keyword", "global"
 
-_LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy"})
+_LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy", "flax", "optax", "equinox", "chex"})
 _MOST = 4096  # elements of a container that are looked at, and functions that are followed
 _SEQUENCES = frozenset({_kinds.LIST, _kinds.DEQUE, _kinds.TUPLE})
 
@@ -309,8 +309,44 @@ def _all_names(code: types.CodeType) -> Iterator[str]:
 def _rule(function: types.FunctionType) -> Any:
     if function in _TWINS:
         return FUNCTION
-    captured = any(_reaches(value) for _, value in what_is_captured(function))
-    return FUNCTION if captured else _classify.STATIC
+    if function in _SETTLED:
+        return _classify.STATIC
+    if any(_reaches(value) for _, value in what_is_captured(function)):
+        return FUNCTION
+    if _is_settled(function):
+        _SETTLED.add(function)
+    return _classify.STATIC
+
+
+_SETTLED: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+"""Functions of libraries that will never reach an object: most initialisers and activations."""
+
+
+def is_settled(function: Any) -> bool:
+    """Tell whether a function need not be looked at again."""
+    return isinstance(function, types.FunctionType) and function in _SETTLED
+
+
+def _is_settled(function: types.FunctionType) -> bool:
+    """Tell whether a function of a library captures nothing that could hold an object later."""
+    pending: list[Any] = [function]
+    seen: set[int] = set()
+    while pending:
+        x = pending.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, types.FunctionType):
+            if not is_library(x.__globals__):
+                return False
+            pending += [value for _, value in what_is_captured(x)]
+        elif isinstance(x, tuple):
+            pending += x
+        elif type(x) in _classify.LOOK:
+            pending.append(getattr(x, "__wrapped__", None))
+        elif isinstance(_classify.rule_of(x), Kind):
+            return False
+    return True
 
 
 _classify.declare_look(types.FunctionType, _rule)

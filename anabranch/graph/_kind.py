@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from anabranch.graph import _static
 
@@ -24,6 +24,15 @@ def is_same(a: Opened, b: Opened) -> bool:
     )
 
 
+class Cell(NamedTuple):
+    """How the values of many Variables of one kind are read and written, in C where possible."""
+
+    read_all: Callable[[Sequence[Any]], list[Any]]
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
+    metadata: Callable[[Any], Any]  # the dictionary, or what stands for it
+
+
 class Kind:
     """How one kind of object is opened; instances compare by identity."""
 
@@ -32,6 +41,9 @@ class Kind:
     is_variable = False  # one value under one key, metadata as extra; paths do not show it
     is_object = False  # a Variable, or something with attributes: no container, no value
     numbers: bool | None = None  # are numbers inside arrays? None: as in the place around it
+    is_root = False  # an object that can keep what plans know of it
+    bookkeeping: frozenset[str] = frozenset()  # attributes that say nothing about the structure
+    cell: Cell | None = None  # how Variables are read and written in bulk
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -80,6 +92,14 @@ class Kind:
 
     def empty(self, obj: Any) -> None:
         """Let an object hold nothing."""
+        raise NotImplementedError
+
+    def attributes(self, obj: Any) -> dict[str, Any] | None:
+        """Return the dictionary with all that is read of an object, if there is one."""
+        return None
+
+    def kept_plans(self, obj: Any) -> Any:
+        """Return where a root keeps what plans know of it, by plan."""
         raise NotImplementedError
 
     def show_key(self, key: Any) -> str:

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import operator
 import types
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ import jax.tree_util as jtu
 
 from anabranch.errors import NodeTypeError
 from anabranch.graph import _module, _static, _variable
-from anabranch.graph._kind import Kind, Opened, key_value
+from anabranch.graph._kind import Cell, Kind, Opened, key_value
 from anabranch.graph._tokens import STRUCTURE, check_owned, current_token, owns
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
@@ -40,6 +41,12 @@ class _VariableKind(Kind):
     __slots__ = ()
     is_variable = True
     is_object = True
+    cell = Cell(
+        lambda variables: [variable._value for variable in variables],
+        operator.attrgetter("_value"),
+        vars(_variable.Variable)["_value"].__set__,
+        operator.attrgetter("_metadata"),
+    )
 
     def open(self, obj: Any) -> Opened:
         metadata = obj._metadata
@@ -143,8 +150,12 @@ class _AttributeKind(Kind):
         return f".{key}"
 
 
+_PLANS: Any = vars(_module._Identity)["_ab_plans"]
+
+
 class _ModuleKind(_AttributeKind):
     __slots__ = ()
+    is_root = True
 
     def open(self, obj: Any) -> Opened:
         if _module.slot_names(type(obj)):
@@ -167,6 +178,13 @@ class _ModuleKind(_AttributeKind):
 
     def _attributes(self, obj: Any) -> dict[str, Any]:
         return _module.attributes_of(obj)
+
+    def kept_plans(self, obj: Any) -> Any:
+        try:
+            return _PLANS.__get__(obj)
+        except AttributeError:
+            _PLANS.__set__(obj, weakref.WeakKeyDictionary[Any, Any]())
+            return _PLANS.__get__(obj)
 
     def create(self, cls: Any, extra: Any) -> Any:
         module = object.__new__(cls)

@@ -6,11 +6,14 @@ Releases before 0.12 call the attributes `_object__...` and the value of a Varia
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
 from flax.nnx import tracers
+
+from anabranch.graph._kind import Cell
 
 try:
     from flax.nnx import graphlib as _registry
@@ -29,6 +32,16 @@ OWN = frozenset({STATE, NODES})
 
 VALUE: str = next(slot for slot in nnx.Variable.__slots__ if slot.endswith("raw_value"))
 raw_value: Callable[[Any], Any] = operator.attrgetter(VALUE)
+
+
+CELL = Cell(
+    (lambda variables: [variable._raw_value for variable in variables])
+    if VALUE == "_raw_value"
+    else (lambda variables: [variable.raw_value for variable in variables]),
+    raw_value,
+    vars(nnx.Variable)[VALUE].__set__,
+    operator.attrgetter("_var_metadata"),
+)
 
 
 def new_variable(cls: Any) -> Any:
@@ -56,6 +69,28 @@ def variable_is_owned(variable: Any) -> bool:
 def new_state(initializing: bool, is_setup: bool) -> Any:
     """Make the bookkeeping of an object of the current trace."""
     return _STATE_TYPE(initializing, is_setup)
+
+
+def plans_of(state: Any) -> Any:
+    """Return what plans know of an object, by plan; it hangs where no function of flax looks."""
+    trace_state = state._trace_state
+    if type(trace_state) is not _PlannedTrace:
+        kept = _PlannedTrace()
+        kept._jax_trace = trace_state._jax_trace
+        kept.plans = weakref.WeakKeyDictionary()
+        state._trace_state = trace_state = kept
+    return trace_state.plans
+
+
+class _PlannedTrace(tracers.TraceState):
+    """A trace state with room; copies and pickles are plain ones."""
+
+    __slots__ = ("plans",)
+
+    plans: weakref.WeakKeyDictionary[Any, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (tracers.TraceState, ())
 
 
 def state_is_owned(state: Any) -> bool:

@@ -26,6 +26,7 @@ class _VariableKind(Kind):
     __slots__ = ()
     is_variable = True
     is_object = True
+    cell = _layout.CELL
 
     def open(self, obj: Any) -> Opened:
         metadata = obj._var_metadata
@@ -74,7 +75,15 @@ class _ObjectKind(Kind):
 
     __slots__ = ()
     is_object = True
+    is_root = True
     numbers = False
+    bookkeeping = frozenset({STATE})
+
+    def attributes(self, obj: Any) -> dict[str, Any] | None:
+        return vars(obj)
+
+    def kept_plans(self, obj: Any) -> Any:
+        return _layout.plans_of(vars(obj)[STATE])
 
     def open(self, obj: Any) -> Opened:
         attributes = vars(obj)
@@ -117,6 +126,16 @@ class _ObjectKind(Kind):
     def visiting_order(self, keys: Sequence[Any]) -> Iterable[int]:
         # what is shared has the path that flax gives it
         return sorted(range(len(keys)), key=keys.__getitem__)
+
+
+class _BridgedKind(_ObjectKind):
+    """Modules around modules of linen, whose flags change."""
+
+    __slots__ = ()
+    is_root = False
+
+    def attributes(self, obj: Any) -> dict[str, Any] | None:
+        return None
 
 
 class _ListKind(_ObjectKind):
@@ -172,6 +191,7 @@ class _HijaxKind(Kind):
 VARIABLE = _VariableKind("nnx variable")
 OBJECT = _ObjectKind("nnx object")
 LIST = _ListKind("nnx list")
+BRIDGED = _BridgedKind("nnx bridged object")
 STATE_KIND = _StateKind("nnx state")
 HIJAX = _HijaxKind("nnx hijax variable")
 
@@ -208,6 +228,7 @@ class SpentObject(_layout.BASE):
 _spend.add_spent_class(VARIABLE, SpentVariable)
 _spend.add_spent_class(OBJECT, SpentObject)
 _spend.add_spent_class(LIST, SpentObject)
+_spend.add_spent_class(BRIDGED, SpentObject)
 
 
 def kind_of(cls: type) -> Kind | None:
@@ -215,6 +236,8 @@ def kind_of(cls: type) -> Kind | None:
     if issubclass(cls, nnx.Variable):
         return VARIABLE
     if issubclass(cls, _layout.BASE):
+        if any(base.__module__.startswith("flax.nnx.bridge") for base in cls.__mro__):
+            return BRIDGED
         return LIST if getattr(cls, "_pytree__has_int_keys", False) else OBJECT
     if issubclass(cls, nnx.State):
         return STATE_KIND

@@ -164,7 +164,11 @@ class _Selection:
 
 
 def leaves_below(graphdef: GraphDef, edge: Edge) -> Iterator[Visit]:
-    """Yield the edges to leaves below an edge, each entry at its first path."""
+    """Yield the edges to leaves below an edge, each entry at its first path, in their order."""
+    yield from sorted(_leaves_below(graphdef, edge), key=lambda visit: ~cast("int", visit.edge))
+
+
+def _leaves_below(graphdef: GraphDef, edge: Edge) -> Iterator[Visit]:
     seen: set[int] = set()
     stack = [Visit(None, -1, 0, edge, True, -1)]
     while stack:

@@ -24,14 +24,13 @@ import numpy as np
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.graph._classify import LEAF, NUMBER
 from anabranch.graph._flatten import Flat
+from anabranch.graph._function import is_settled
 from anabranch.graph._graphdef import Entry
-from anabranch.graph._kind import is_same
-from anabranch.graph._kinds import Kind
+from anabranch.graph._kind import Cell, Kind, is_same
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._watch import Unplannable, Watch
 
 _stamp_of: Callable[[Any], Any] = vars(_module._Identity)["_ab_stamp"].__get__
-_plans_of = vars(_module._Identity)["_ab_plans"]
 _metadata_of = operator.attrgetter("_metadata")
 _get: Callable[[Any, str], Any] = object.__getattribute__
 _LIVE_DICTS = frozenset({dict, OrderedDict, Counter})
@@ -68,7 +67,11 @@ class Segment:
         self.root = weakref.ref(root)
         self.ids: set[int] = set()  # of the objects below the root
         self.objects: dict[int, Any] = {}  # the same objects, by their index in the graphdef
-        self.root_stamp = _stamp_of(root)
+        self.stamped = _classify.rule_of(root) is _kinds.MODULE
+        self.root_stamp = _stamp_of(root) if self.stamped else None
+        self.own: tuple[type, Kind, list[Any]] | None = None  # of a root that reports nothing
+        self.cell: Cell | None = None  # of Variables that cannot report a write
+        self.others: list[Any] = []  # those
         self.modules: list[Any] = []
         self.stamps: list[Any] = []
         self.variables: list[Any] = []
@@ -95,8 +98,12 @@ class Segment:
 
     def finish(self) -> None:
         """Work out what is needed to compare."""
+        if self.cell is not None:
+            self.snapshot += [*map(self.cell.metadata, self.others), *map(type, self.others)]
+            self.kept += [True] * (2 * len(self.others))
         self.reads_more = bool(
             self.live
+            or not self.stamped
             or self.opened
             or self.functions
             or self.cells
@@ -129,6 +136,10 @@ class Segment:
         leaves = [variable._value for variable in self.variables]
         if not self.reads_more:
             return leaves
+        if self.own is not None and not self._has_own_attributes(root):
+            return None
+        if self.cell is not None:
+            leaves += self.cell.read_all(self.others)
         if self.cells:
             try:
                 leaves += [holder[key] for holder, key in self.cells]
@@ -155,7 +166,11 @@ class Segment:
         if [*map(len, self.sized)] != self.sizes:
             return None
         try:
-            now = _objects(chain.from_iterable(self.live), self._total)
+            live = chain.from_iterable(self.live)
+            if self.cell is not None:
+                metadata, classes = map(self.cell.metadata, self.others), map(type, self.others)
+                live = chain(live, metadata, classes)
+            now = _objects(live, self._total)
         except (RuntimeError, ValueError):  # somebody is writing it
             return None
         arrays: Sequence[Any] = ()
@@ -175,10 +190,19 @@ class Segment:
             return None
         return arrays
 
+    def _has_own_attributes(self, root: Any) -> bool:
+        cls, kind, attributes = self.own or (None, _kinds.OBJECT, [])
+        now = _attributes_of(root, kind)
+        return (
+            type(root) is cls
+            and len(now) == len(attributes)
+            and all(map(operator.is_, now, attributes))
+        )
+
     def reports_nothing(self, root: Any, metadata: bool) -> bool:
         """Tell whether no Module, and no Variable if asked for, has reported a write."""
         return (
-            _stamp_of(root) is self.root_stamp
+            (not self.stamped or _stamp_of(root) is self.root_stamp)
             and [*map(_stamp_of, self.modules)] == self.stamps  # stamps are bare objects
             and (
                 metadata
@@ -202,6 +226,7 @@ class _Maker:
         self.flat, self.index = flat, index
         self.segment = Segment(flat.objects[index])
         self.of_variables: list[int] = []  # the leaves, by where they are read from
+        self.of_others: list[int] = []
         self.of_cells: list[int] = []
         self.of_live: list[int] = []
         self.of_opened: list[int] = []
@@ -221,12 +246,18 @@ class _Maker:
             if type(edge) is tuple:
                 if edge[0] is _static.OPAQUE:
                     self._add_opened(_kinds.OBJECT, value, _kinds.OBJECT.open(value), [])
-                elif type(value) in _classify.LOOK:
+                elif type(value) in _classify.LOOK and not (
+                    is_settled(value) or any(value is f for f in segment.functions)
+                ):
                     segment.functions.append(value)
         if kind is _kinds.VARIABLE:
             self._add_variable(obj, extra, leaves)
+        elif kind.is_variable:
+            self._add_other(kind, obj, extra, leaves)
         elif kind is _kinds.MODULE:
             self._add_module(index, obj, keys, leaves)
+        elif kind.is_root:
+            self._add_attributes(index, obj, kind, leaves)
         elif kind is _kinds.LIST or kind is _kinds.DEQUE:
             self._add_live(obj, (obj,), flat.contents[index][2], leaves)
         elif (kind is _kinds.DICT and type(obj) in _LIVE_DICTS) or (
@@ -250,6 +281,46 @@ class _Maker:
         self.segment.metadata.append(metadata)
         self.segment.classes.append(type(obj))
         self.of_variables.append(leaves[0][1])
+
+    def _add_other(self, kind: Kind, obj: Any, extra: Any, leaves: list[tuple[int, int]]) -> None:
+        segment = self.segment
+        segment.cell = segment.cell or kind.cell
+        if not leaves or segment.cell is None or segment.cell is not kind.cell:
+            raise Unplannable
+        metadata = segment.cell.metadata(obj)
+        if extra != kind.open(obj)[0]:
+            raise Unplannable  # somebody is writing it
+        segment.others.append(obj)
+        segment.live.append(metadata)
+        segment.kept += [True] * len(metadata)
+        segment.snapshot += metadata
+        self.of_others.append(leaves[0][1])
+        self._add_live(metadata, (metadata.values(),), [*metadata.values()], [])
+
+    def _add_attributes(
+        self, index: int, obj: Any, kind: Kind, leaves: list[tuple[int, int]]
+    ) -> None:
+        attributes, segment = kind.attributes(obj), self.segment
+        if attributes is None or (leaves and index == self.index):
+            raise Unplannable  # an array in the dictionary of the root: it would be kept alive
+        if index == self.index:
+            segment.own = (type(obj), kind, _attributes_of(obj, kind))
+        else:
+            place = {name: i for i, name in enumerate(attributes)}
+            names = self.flat.contents[index][1]
+            self._add_keys(obj, attributes)
+            moved = [(place[names[i]], leaf) for i, leaf in leaves]
+            self._add_live(attributes, (attributes.values(),), [*attributes.values()], moved)
+        if not is_same(kind.open(obj), self.flat.contents[index]):
+            raise Unplannable  # somebody is writing it
+
+    def _add_keys(self, obj: Any, attributes: dict[str, Any]) -> None:
+        self.segment.plain.append(obj)
+        self.segment.dicts.append(attributes)
+        self.segment.plain_classes.append(type(obj))
+        self.segment.kept += [True] * len(attributes)
+        self.segment.snapshot += attributes
+        self.segment.live.append(attributes)
 
     def _add_module(self, index: int, obj: Any, keys: Any, leaves: list[tuple[int, int]]) -> None:
         if index != self.index:
@@ -307,8 +378,8 @@ class _Maker:
 
     def finish(self) -> Segment:
         segment = self.segment
-        own = [self.of_variables, self.of_cells, self.of_live, self.of_opened, self.of_constants]
-        numbers = [leaf for leaves in own for leaf in leaves]
+        own = [self.of_variables, self.of_others, self.of_cells, self.of_live, self.of_opened]
+        numbers = [leaf for leaves in [*own, self.of_constants] for leaf in leaves]
         for leaf in numbers:
             rule = _classify.rule_of(self.flat.leaves[leaf])
             if rule is not LEAF and rule is not NUMBER:
@@ -352,15 +423,18 @@ def make_segment(flat: Flat, index: int, seen: set[int]) -> Segment:
 def give(root: Any, plan: Any, segment: Segment) -> None:
     """Let a root own a segment as long as the plan lives, and drop those that are out of date."""
     with _OWNING:
-        try:
-            owned = _plans_of.__get__(root)
-        except AttributeError:
-            owned = weakref.WeakKeyDictionary[Any, Segment]()
-            _plans_of.__set__(root, owned)
+        kind: Any = _classify.rule_of(root)
+        owned = kind.kept_plans(root)
         for other, known in list(owned.items()):
             if not known.reports_nothing(root, metadata=True):
                 owned.pop(other, None)
         owned[plan] = segment
+
+
+def _attributes_of(obj: Any, kind: Kind) -> list[Any]:
+    """Return names and values of attributes, but for what leads to the plans of an object."""
+    items = (kind.attributes(obj) or {}).items()
+    return [*chain.from_iterable([item for item in items if item[0] not in kind.bookkeeping])]
 
 
 def _is_frozen(cls: Any) -> bool:

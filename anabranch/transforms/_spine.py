@@ -67,7 +67,7 @@ class Spine:
                 raise Unplannable
             self.tokens.append(None)
             self.leaves.append(x)
-        elif rule is _MODULE:
+        elif isinstance(rule, Kind) and rule.is_root:
             self.tokens.append(id(x))
             self.roots.append(x)
             self.starts.append(len(self.leaves))
@@ -148,7 +148,7 @@ def _read_simple(args: Sequence[Any], table: Table) -> Spine | None:
     rules = RULES
     for x in args:
         rule = rules.get(type(x))
-        if rule is _MODULE:
+        if rule is _MODULE or (isinstance(rule, Kind) and rule.is_root):
             tokens.append(id(x))
             roots.append(x)
         elif rule is LEAF or rule is NUMBER:
@@ -212,7 +212,7 @@ class SpineReader:
             rule = rules.get(type(x))
             if chosen and i in chosen:
                 _add_static(spine, x)
-            elif rule is _MODULE:
+            elif rule is _MODULE or (isinstance(rule, Kind) and rule.is_root):
                 tokens.append(id(x))
                 spine.roots.append(x)
                 spine.starts.append(len(spine.leaves))

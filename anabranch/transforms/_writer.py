@@ -19,13 +19,10 @@ from anabranch.graph._build import build
 from anabranch.graph._delta import _COMMIT, changed_meanwhile
 from anabranch.graph._flatten import namer
 from anabranch.graph._graphdef import Edge, GraphDef
-from anabranch.graph._variable import Variable
 from anabranch.transforms._box import Report
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._watch import Unplannable
 
-_value_of = operator.attrgetter("_value")
-_set_value: Callable[[Any, Any], None] = vars(Variable)["_value"].__set__
 _ABSENT = object()
 _HOLDERS = frozenset({_kinds.MODULE, _kinds.LIST, _kinds.DEQUE, _kinds.DICT, _kinds.OBJECT})
 Resolve = Callable[[int], Any]
@@ -57,6 +54,7 @@ class Writer:
         self.graphdef = graphdef
         variables, self.cells = _writes_of(graphdef, report)
         self.indices = [write.entry for write in variables]
+        self._read, self._set = _access(graphdef, variables)
         self._leaves = [write.leaf for write in variables]
         self._sources = [write.source for write in variables]
         self._old, self._new = picker(self._leaves), _Values(self._sources)
@@ -91,17 +89,17 @@ class Writer:
         old, new = self._old(leaves), self._new(leaves, outputs)
         if not self.cells:
             with _COMMIT:
-                if not all(map(operator.is_, map(_value_of, variables), old)):
+                if not all(map(operator.is_, map(self._read, variables), old)):
                     self._complain(variables, old)
                 # in C, so that nothing can come between two of them
-                deque(map(_set_value, variables, new), 0)
+                deque(map(self._set, variables, new), 0)
             return True
         values = [leaves[w.source] if w.source >= 0 else outputs[~w.source] for w in self.cells]
         if not are_arrays(values):
             return False
         places = [(_holder(resolve(w.entry)), self._key(w)) for w in self.cells]
         with _COMMIT:
-            if not all(map(operator.is_, map(_value_of, variables), old)):
+            if not all(map(operator.is_, map(self._read, variables), old)):
                 self._complain(variables, old)
             for cell, (holder, key) in zip(self.cells, places, strict=True):
                 if _read(holder, key) is not leaves[cell.leaf]:
@@ -111,7 +109,7 @@ class Writer:
                 for cell, (holder, key), value in zip(self.cells, places, values, strict=True):
                     done.append((holder, key, leaves[cell.leaf]))
                     holder[key] = value
-                deque(map(_set_value, variables, new), 0)
+                deque(map(self._set, variables, new), 0)
             except BaseException:
                 for holder, key, value in reversed(done):
                     holder[key] = value
@@ -130,14 +128,14 @@ class Writer:
         make_result = self.make_result
         if source >= 0:
             return None
-        output = ~source
+        output, read, set_value = ~source, self._read, self._set
 
         def write(segments: Sequence[Any], leaves: Sequence[Any], outputs: Sequence[Any]) -> Any:
             variable = segments[number].objects[index]
             with _COMMIT:
-                if variable._value is not leaves[leaf]:
+                if read(variable) is not leaves[leaf]:
                     raise self._error(index)
-                _set_value(variable, outputs[output])
+                set_value(variable, outputs[output])
             return make_result(leaves, outputs, None)
 
         return write
@@ -149,12 +147,23 @@ class Writer:
 
     def _complain(self, variables: Sequence[Any], old: Sequence[Any]) -> None:
         for index, variable, value in zip(self.indices, variables, old, strict=True):
-            if variable._value is not value:
+            if self._read(variable) is not value:
                 raise self._error(index)
 
     def _error(self, index: int) -> ConcurrentWriteError:
         cls = self.graphdef.entries[index].cls
         return changed_meanwhile(namer(self.graphdef)(index), cls)
+
+
+def _access(
+    graphdef: GraphDef, variables: Sequence[_Write]
+) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
+    """Return how Variables are read and written, all of them in the same way."""
+    kinds = {graphdef.entries[write.entry].kind for write in variables} or {_kinds.VARIABLE}
+    cell = kinds.pop().cell
+    if kinds or cell is None:
+        raise Unplannable
+    return cell.read, cell.write
 
 
 def _is_owned(obj: Any) -> bool:
@@ -169,7 +178,10 @@ def _is_owned(obj: Any) -> bool:
 
 def _holder(obj: Any) -> Any:
     kind: Any = _classify.rule_of(obj)
-    return kind._attributes(obj) if kind in (_kinds.MODULE, _kinds.OBJECT) else obj
+    if kind in (_kinds.MODULE, _kinds.OBJECT):
+        return kind._attributes(obj)
+    attributes = kind.attributes(obj)
+    return obj if attributes is None else attributes
 
 
 def _read(holder: Any, key: Any) -> Any:
@@ -191,8 +203,8 @@ def _writes_of(graphdef: GraphDef, report: Report) -> tuple[list[_Write], list[_
             if type(new) is int and new < 0 and type(old) is int and old < 0:
                 write = _Write(index, position, ~old, report.sources[~new])
                 if write.source != write.leaf:
-                    (variables if entry.kind is _kinds.VARIABLE else cells).append(write)
-                    if entry.kind is not _kinds.VARIABLE and entry.kind not in _HOLDERS:
+                    (variables if entry.kind.is_variable else cells).append(write)
+                    if not (entry.kind.is_variable or entry.kind.is_root or entry.kind in _HOLDERS):
                         raise Unplannable
             elif new not in (old, (_static.LOCATED, index, position)):
                 raise Unplannable

@@ -1,0 +1,182 @@
+"""Plans on objects of flax: no walk where nothing has changed, and any change is seen."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import anabranch as ab
+from tests.transforms.plan_worlds import Walks
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+class Layer(nnx.Module):
+    def __init__(self, n: float) -> None:
+        self.w = nnx.Param(jnp.full(2, n), unit="m")
+        self.mean = nnx.BatchStat(jnp.zeros(2))
+        self.n = 1
+
+
+class Special(Layer):
+    pass
+
+
+class Model(nnx.Module):
+    def __init__(self) -> None:
+        self.layers = nnx.List([Layer(1.0), Layer(2.0)])
+        self.count = nnx.Variable(jnp.array(0))
+        self.n, self.training = 0, True
+        self.optional = nnx.data(None)
+        self.act = double
+        self.pair = nnx.data((Layer(3.0), 1))
+
+
+def look(m: Any) -> Any:
+    """Return what depends on everything, and write a little."""
+    m.count[...] += 1
+    found = [
+        (type(x).__name__, sorted(k for k in vars(x) if k[0] != "_"))
+        if isinstance(x, nnx.Module)
+        else (type(x).__name__, sorted(x.get_metadata().items(), key=str))
+        for _, x in ab.iter_nodes(m)
+    ]
+    statics = [
+        (k, type(v).__name__, v)
+        for _, x in ab.iter_nodes(m)
+        if isinstance(x, nnx.Module)
+        for k, v in vars(x).items()
+        if isinstance(v, (int, float, str))
+    ]
+    total = sum(x[...].sum() for _, x in ab.iter_nodes(m) if isinstance(x, nnx.Variable))
+    return total, repr((found, statics, m.layers[0].w is m.layers[-1].w))
+
+
+DOORS: dict[str, Callable[[Any], Any]] = {
+    "a value": lambda m: m.layers[0].w.__setitem__(..., jnp.full(2, 8.0)),
+    "a raw value": lambda m: m.layers[0].w.set_raw_value(jnp.ones(5)),
+    "an attribute": lambda m: setattr(m, "new", 1),
+    "an attribute of a layer": lambda m: setattr(m.layers[1], "new", nnx.Param(jnp.array(1.0))),
+    "a static attribute": lambda m: setattr(m, "training", False),
+    "True becomes 1": lambda m: setattr(m, "training", 1),
+    "1 becomes 1.0 in a layer": lambda m: setattr(m.layers[0], "n", 1.0),
+    "an attribute is deleted": lambda m: delattr(m.layers[0], "n"),
+    "an attribute moves to the end": lambda m: (
+        delattr(m, "training"),
+        setattr(m, "training", True),
+    ),
+    "a Variable is replaced": lambda m: setattr(m.layers[0], "w", nnx.Param(jnp.full(2, 9.0))),
+    "a Variable of another kind": lambda m: setattr(m.layers[0], "w", nnx.Cache(jnp.ones(2))),
+    "a Variable that is equal": lambda m: setattr(m.layers[0], "w", nnx.Param(jnp.full(2, 1.0))),
+    "an alias": lambda m: setattr(m.layers[1], "w", m.layers[0].w),
+    "a cycle": lambda m: setattr(m.layers[1], "up", m),
+    "metadata are added": lambda m: m.count.set_metadata(unit="s"),
+    "metadata are changed": lambda m: m.layers[0].w.set_metadata("unit", "km"),
+    "metadata are replaced": lambda m: m.layers[0].w.set_metadata({"unit": "m", "other": 1}),
+    "metadata True becomes 1": lambda m: m.layers[0].w.set_metadata(eager_sharding=1),
+    "metadata are deleted": lambda m: m.layers[0].w.del_metadata("unit"),
+    "the list grows": lambda m: m.layers.append(Layer(4.0)),
+    "the list shrinks": lambda m: m.layers.pop(),
+    "layers are swapped": lambda m: m.layers.__setitem__(slice(0, 2), [m.layers[1], m.layers[0]]),
+    "None becomes a module": lambda m: setattr(m, "optional", Layer(5.0)),
+    "a function": lambda m: setattr(m, "act", nnx.relu),
+    "inside a tuple": lambda m: setattr(m.pair[0], "n", 7),
+    "the class": lambda m: object.__setattr__(m.layers[0], "__class__", Special),
+    "update of flax": lambda m: nnx.update(
+        m, jax.tree.map(lambda x: x + 1, nnx.state(m, nnx.Param))
+    ),
+    "jit of flax": nnx.jit(lambda m: setattr(m, "training", False)),
+    "our jit": ab.jit(lambda m: setattr(m, "late", nnx.Param(jnp.array(1.0)))),
+}
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    return Walks(monkeypatch)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_change_through_any_door_is_seen_at_the_next_call(door, walks):
+    compiled = ab.jit(look)
+    ours, plain = Model(), Model()
+    for _ in range(3):
+        assert str(compiled(ours)) == str(look(plain))
+    before = walks.count
+    compiled(ours), look(plain)
+    assert walks.count == before, "the call is not planned"
+    DOORS[door](ours)
+    DOORS[door](plain)
+    for _ in range(3):
+        assert str(compiled(ours)) == str(look(plain))
+
+
+def test_a_model_with_a_plan_is_collected():
+    model = Model()
+    model.layers[0].up = model
+    f = ab.jit(look)
+    f(model), f(model)
+    ref = weakref.ref(model)
+    del model
+    gc.collect()
+    assert ref() is None
+
+
+def test_a_model_without_cycles_is_freed_at_once():
+    model = Model()
+    f = ab.jit(look)
+    f(model), f(model)
+    values = weakref.ref(model), weakref.ref(model.layers[0])
+    gc.disable()
+    try:
+        del model
+        assert [ref() for ref in values] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_what_flax_and_jax_see_of_a_model_with_a_plan_is_what_it_was():
+    model, other = Model(), Model()
+    structure, graphdef = jax.tree.structure(model), nnx.graphdef(model)
+    f = ab.jit(look)
+    f(model), f(model)
+    f(other)
+    assert jax.tree.structure(model) == structure
+    assert nnx.graphdef(model) == graphdef
+    summed = jax.tree.map(lambda x, y: x + y, model, other)
+    assert summed.count[...] == 3
+    for twin in (nnx.clone(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin.count[...] += 1
+        assert twin.count[...] == 3
+        assert model.count[...] == 2
+
+
+def test_two_models_and_an_optimizer_have_plans_of_their_own(walks):
+    import optax
+
+    a, b = Model(), Model()
+    optimizer = nnx.Optimizer(a, optax.adam(1e-2), wrt=nnx.Param)
+
+    @ab.jit
+    def step(first, second, optimizer):
+        grads = ab.grad(lambda m: (m.layers[0].w[...] ** 2).sum())(first)
+        optimizer.update(first, grads)
+        second.count[...] += 1
+        return first.layers[0].w[...].sum()
+
+    values = [float(step(x, y, optimizer)) for x, y in [(a, b), (b, a)] * 3]
+    assert values[4] < values[2] < values[0]
+    before = walks.count
+    step(a, b, optimizer)
+    step(b, a, optimizer)
+    assert walks.count == before
