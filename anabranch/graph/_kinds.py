@@ -11,7 +11,6 @@ descriptors, and made without running any code of the user.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 import types
@@ -20,12 +19,10 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.tree_util as jtu
-
 from anabranch.errors import NodeTypeError
 from anabranch.graph import _module, _static, _variable
 from anabranch.graph._kind import Cell, Kind, Opened, key_value
+from anabranch.graph._pytrees import PytreeKind
 from anabranch.graph._tokens import STRUCTURE, check_owned, current_token, owns
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
@@ -391,50 +388,6 @@ class _FrozenKind(_AttributeKind):
         return obj
 
 
-class _PytreeKind(Kind):
-    """A type that is registered with JAX, opened one level by JAX."""
-
-    __slots__ = ()
-    identity = False
-
-    def open(self, obj: Any) -> Opened:
-        pairs, treedef = jtu.tree_flatten_with_path(obj, is_leaf=lambda x: x is not obj)
-        aux = treedef.node_data()
-        exact = None if aux is None else _static.encode(_hashable(aux[1], treedef))
-        keys = tuple([_pytree_key(path) for path, _ in pairs])
-        return (treedef, exact), keys, tuple([child for _, child in pairs])
-
-    def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
-        return jax.tree.unflatten(extra[0], values)
-
-    def show_key(self, key: Any) -> str:
-        return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
-
-
-def _hashable(aux: Any, treedef: Any) -> Any:
-    """Return the auxiliary data if it can be hashed; JAX compares it otherwise."""
-    if isinstance(aux, (list, dict)):
-        aux = tuple(aux.items() if isinstance(aux, dict) else aux)
-    elif dataclasses.is_dataclass(aux) and type(aux).__hash__ is None:
-        aux = tuple([getattr(aux, field.name) for field in dataclasses.fields(aux)])
-    try:
-        hash(aux)
-    except TypeError:
-        raise NodeTypeError(
-            f"the static part of this {treedef.node_data()[0].__qualname__}, as it is registered "
-            "with JAX, cannot be hashed: move arrays to its children, or make the rest hashable"
-        ) from None
-    return aux
-
-
-def _pytree_key(path: tuple[Any, ...]) -> Any:
-    entry = path[0]
-    for name in ("key", "name", "idx"):
-        if hasattr(entry, name):
-            return getattr(entry, name)
-    return str(entry)
-
-
 VARIABLE = _VariableKind("variable")
 MODULE = _ModuleKind("module")
 OBJECT = _AttributeKind("object")
@@ -446,7 +399,7 @@ TUPLE = _TupleKind("tuple")
 METHOD = _MethodKind("method")
 PARTIAL = _PartialKind("partial")
 FROZEN = _FrozenKind("frozen dataclass")
-PYTREE = _PytreeKind("pytree")
+PYTREE = PytreeKind("pytree")
 
 EXACT: dict[type, Kind] = {
     list: LIST,

@@ -6,8 +6,8 @@ unimported for everybody else.
 
 from __future__ import annotations
 
-from anabranch.graph import _kinds
 from anabranch.graph._kind import Kind
+from anabranch.graph._pytrees import PytreeKind
 
 
 def resolve(cls: type) -> Kind | None:
@@ -23,7 +23,7 @@ def resolve(cls: type) -> Kind | None:
     return None
 
 
-class _EquinoxKind(type(_kinds.PYTREE)):
+class _EquinoxKind(PytreeKind):
     """A module of equinox: its arrays are traced and nothing else is, as equinox itself has it."""
 
     __slots__ = ()
