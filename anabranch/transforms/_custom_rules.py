@@ -181,6 +181,12 @@ class CustomRules(Generic[P, R]):
         except (TypeError, ValueError):
             self._signature = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_inside"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _inside=threading.local())
+
     @lifting
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:

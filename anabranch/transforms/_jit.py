@@ -37,7 +37,7 @@ from anabranch.transforms._plans import Plans, attempt_to_trace
 from anabranch.transforms._retraces import Retraces
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
-from anabranch.transforms._wrap import rule_of_transformed
+from anabranch.transforms._wrap import Remade, rule_of_transformed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -105,7 +105,7 @@ class Compiled:
         self.function: Any = jax.jit(self.run, **options)  # or a `Donation`
 
 
-class JitFunction(Generic[P, R]):
+class JitFunction(Remade, Generic[P, R]):
     """A function compiled by `jit`; methods of the same name do what those of `jax.jit` do.
 
     >>> import anabranch as ab
@@ -115,7 +115,6 @@ class JitFunction(Generic[P, R]):
     """
 
     __wrapped__: Callable[P, R]  # the function
-    _remake: Callable[[Any], Any]  # from another function to what `jit` makes of it
 
     def __init__(self, function: Callable[P, R], options: dict[str, Any]) -> None:
         self._function = function

@@ -68,18 +68,19 @@ def lift(transform: Callable[..., Any], /) -> Callable[..., Any]:
     check_functions("lift", transform=transform)
 
     def lifted(function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
-        def remake(f: Any) -> Any:
-            return lifted(f, *args, **kwargs)
-
-        if function is None:
-            return remake
-        return _lifted(lambda run: transform(run, *args, **kwargs), function, remake)
+        remake = functools.partial(_lifted, functools.partial(_apply, transform, args, kwargs))
+        return remake if function is None else remake(function)
 
     return lifted
 
 
-def _lifted(transform: Callable[[Any], Any], function: Any, remake: Any) -> Any:
+def _apply(transform: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Any) -> Any:
+    return transform(run, *args, **kwargs)
+
+
+def _lifted(transform: Callable[[Any], Any], function: Any) -> Any:
     owned = Owned(function)
+    remake = functools.partial(_lifted, transform)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)

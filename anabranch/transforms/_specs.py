@@ -112,6 +112,9 @@ class _Absent:
     def __repr__(self) -> str:
         return "<not given>"
 
+    def __reduce__(self) -> str:
+        return "ABSENT"
+
 
 ABSENT = _Absent()
 

@@ -6,6 +6,7 @@ own key again afterwards, and has advanced by one, as if it had been drawn from 
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar, overload
@@ -159,7 +160,7 @@ def split_rngs(target: Any = None, /, *, splits: int | tuple[int, ...], only: Fi
     ((3,), 1)
     """
     if target is None:
-        return lambda f: _decorated(f, splits, only)
+        return functools.partial(_decorated, splits=splits, only=only)
     if callable(target) and not _is_node(target):
         return _decorated(target, splits, only)
     return SplitStreams(target, splits, only)
@@ -175,9 +176,7 @@ def _decorated(function: Any, splits: int | tuple[int, ...], only: Filter) -> An
         with SplitStreams(Call(function, args, kwargs), splits, only):
             return function(*args, **kwargs)
 
-    def remake(f: Any) -> Any:
-        return _decorated(f, splits, only)
-
+    remake = functools.partial(_decorated, splits=splits, only=only)
     return wrap(call, function, remake, name="split_rngs")
 
 

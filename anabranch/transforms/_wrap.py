@@ -8,6 +8,8 @@ is transformed once more (`jit(vmap(model.step))`). Otherwise it is static, as a
 from __future__ import annotations
 
 import functools
+import operator
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -38,7 +40,40 @@ def wrap(call: F, function: Callable[..., Any], remake: Callable[[Any], Any], *,
     return wrapper
 
 
-class Transformed:
+class Remade:
+    """A function that a transform has made; a copy is made anew, of a copy of the function.
+
+    So a copy of an object that holds `jit(self.step)` steps the copy, and neither it nor a pickle
+    has what was compiled or planned for the original. What is found under its own name, as a method
+    is in its class, stands for itself, as functions do.
+    """
+
+    __wrapped__: Any  # the function
+    _remake: Callable[[Any], Any]  # from another function to what the transform makes of it
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._is_found_by_name():
+            return vars(self)["__qualname__"]
+        return _blank, (type(self),), (self.__wrapped__, self._remake)
+
+    def __setstate__(self, state: tuple[Any, Callable[[Any], Any]]) -> None:
+        function, remake = state
+        vars(self).update(vars(remake(function)))
+
+    def _is_found_by_name(self) -> bool:
+        own = vars(self)
+        try:
+            place = sys.modules[own["__module__"]]
+            return operator.attrgetter(own["__qualname__"])(place) is self
+        except (KeyError, AttributeError, TypeError):
+            return False
+
+
+def _blank(cls: Any) -> Any:
+    return object.__new__(cls)
+
+
+class Transformed(Remade):
     """A transformed function."""
 
     def __init__(self, call: Callable[..., Any], remake: Callable[[Any], Any]) -> None:
