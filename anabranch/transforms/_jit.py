@@ -33,7 +33,7 @@ from anabranch.transforms._lifting import lifting
 from anabranch.transforms._names import name_inside
 from anabranch.transforms._options import JitOptions
 from anabranch.transforms._plan import AGAIN, read_stamps
-from anabranch.transforms._plans import Plans, attempt_to_trace
+from anabranch.transforms._plans import Plans, call_traced
 from anabranch.transforms._retraces import Retraces
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
@@ -94,8 +94,7 @@ class Compiled:
         self, function: Any, graphdef: GraphDef, grouping: Grouping, options: dict[str, Any]
     ) -> None:
         def run(*leaves: Any) -> tuple[Report, tuple[list[Any], ...]]:
-            with attempt_to_trace(graphdef):
-                inside = run_inside(graphdef, leaves, grouping)
+            inside = call_traced(graphdef, run_inside, graphdef, leaves, grouping)
             self.traces.append(Trace(next(_TRACE_NUMBERS), graphdef, [*map(jax.typeof, leaves)]))
             return inside.report, inside.groups
 

@@ -86,16 +86,17 @@ def lifting(call: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-@contextlib.contextmanager
-def attempting(opener: Any) -> Generator[None]:
-    """Make an attempt of a call that was made in a trace, and is split only now."""
+def call_in_attempt(opener: Any, function: Callable[[], R]) -> R:
+    """Call a function in an attempt of a call that was made in a trace, and is split only now."""
     attempt = Attempt()
     attempt.opener = opener
-    _ATTEMPTS.stack.append(attempt)
+    stack = _ATTEMPTS.stack
+    depth = len(stack)
     try:
-        yield
+        stack.append(attempt)
+        return function()
     finally:
-        _ATTEMPTS.stack.pop()
+        del stack[depth:]  # as in `lifting`
 
 
 def _remember(attempt: Attempt, found: Sequence[Variable]) -> None:

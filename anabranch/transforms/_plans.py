@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import threading
 import weakref
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from anabranch import _jax
 from anabranch.graph import _tokens
@@ -18,11 +17,13 @@ from anabranch.graph._scope import OPEN as _SCOPES
 from anabranch.graph._scope import Found
 from anabranch.transforms._box import Report, finish
 from anabranch.transforms._call import Selection, flatten_call, with_static
-from anabranch.transforms._lifting import attempt_for, attempting
+from anabranch.transforms._lifting import attempt_for, call_in_attempt
 from anabranch.transforms._plan import AGAIN, Plan, Stamps, TraceNeededError, make_plan
 from anabranch.transforms._segment import Segment, give
 from anabranch.transforms._spine import SpineReader, Table
 from anabranch.transforms._watch import Unplannable
+
+R = TypeVar("R")
 
 _current_trace, _ROOT, _LEVELS = _jax.current_trace, _jax.root_trace(), _tokens._OPEN
 
@@ -138,26 +139,32 @@ class _Followed(threading.local):
 _FOLLOWED = _Followed()
 
 
-@contextlib.contextmanager
-def attempt_to_trace(graphdef: GraphDef) -> Generator[None]:
-    """Let a function be traced that JAX traces in a call which follows a plan: walk it now.
+def call_traced(graphdef: GraphDef, function: Callable[..., R], *args: Any) -> R:
+    """Call a function that JAX traces; if that is in a call which follows a plan, walk it now.
 
     To raise instead would be simpler, but then JAX takes its slow path for such arguments from
     there on.
+
+    Arguments:
+        graphdef: what the function is traced for.
+        function: of ours, which runs that of the user.
+        args: of it.
 
     Raises:
         TraceNeededError: the call has another structure than the plan says.
     """
     if attempt_for(graphdef) is not None:
-        yield
-        return
+        return function(*args)
     if _FOLLOWED.call is None:
         raise TraceNeededError
-    plans, args, kwargs = _FOLLOWED.call
-    with attempting(_ROOT):
-        if plans.walk(args, kwargs).graphdef is not graphdef:
+    plans, given, named = _FOLLOWED.call
+
+    def walked() -> R:
+        if plans.walk(given, named).graphdef is not graphdef:
             raise TraceNeededError
-        yield
+        return function(*args)
+
+    return call_in_attempt(_ROOT, walked)
 
 
 def _forget(table: weakref.ref[Table], key: Any, dead: weakref.ref[Segment]) -> None:

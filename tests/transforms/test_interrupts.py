@@ -144,16 +144,28 @@ def test_an_interrupted_call_does_all_or_nothing(name, warm):
     assert program.count() == last + 1
 
 
-@pytest.mark.parametrize("wrap", [transforms.lift(jax.named_call), transforms.jit])
-def test_an_interrupt_at_any_place_of_a_small_call(wrap):
+def twice(f: Any) -> Any:
+    """Return the jitted function, whose calls follow a plan to a new trace."""
+    jitted = transforms.jit(f)
+    jitted(jnp.zeros(3))
+    return jitted
+
+
+@pytest.mark.parametrize(
+    ("wrap", "apart"),
+    [(transforms.lift(jax.named_call), 1), (transforms.jit, 5), (twice, 23)],
+    ids=["lift", "jit", "twice"],
+)
+def test_an_interrupt_at_many_places_of_a_small_call(wrap, apart):
     hidden = types.SimpleNamespace(v=ab.Variable(jnp.array(0)))
 
     def step(x: Any) -> None:
-        hidden.v.value = x
+        hidden.v.value = jnp.max(x)
 
     number = 0
     while True:
         call = wrap(step)
+        hidden.v.value = jnp.array(number)
         interrupting = Interrupting(number)
         try:
             with interrupting:
@@ -162,10 +174,9 @@ def test_an_interrupt_at_any_place_of_a_small_call(wrap):
             pass
         assert left_open() == []
         assert int(hidden.v) in (number, number + 1)
-        hidden.v.value = jnp.array(number + 1)
         if not interrupting.raised:
             break
-        number += 1
+        number += apart
     assert number > 100
 
 
