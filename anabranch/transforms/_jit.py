@@ -128,11 +128,19 @@ class JitFunction(Remade, Generic[P, R]):
         self._options = options
         self._compiled: dict[GraphDef, Compiled] = {}
         self._plans = Plans(function, self._static)
+        self._followers = self._plans.followers
         self._retraces = Retraces()
         functools.update_wrapper(self, function, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
+            follow = self._followers.get(id(args[0])) if args else None
+            if follow is None:
+                follow = self._followers.get(0)
+            if follow is not None:
+                result = follow(args, kwargs)
+                if result is not AGAIN:
+                    return result
             result = self._plans.call(args, kwargs)
             return self._walk(args, kwargs) if result is AGAIN else result
         except Exception as error:

@@ -106,15 +106,15 @@ def _remember(attempt: Attempt, found: Sequence[Variable]) -> None:
         known = _FOUND.setdefault(key, [])
         known[:] = [ref for ref in known if ref() is not None]
         known += [weakref.ref(variable) for variable in found]
-        _STAMP[0] = object()
+        FOUND_STAMP[0] = object()
 
 
 def found_stamp() -> object:
     """Return an object that is another one whenever something has been found."""
-    return _STAMP[0]
+    return FOUND_STAMP[0]
 
 
-_STAMP: list[object] = [object()]
+FOUND_STAMP: list[object] = [object()]
 
 
 def with_found(function: Any, functions: Sequence[Any]) -> Any:

@@ -77,11 +77,13 @@ class Plan:
         "_known",
         "_nodes",
         "_roots",
-        "_structure",
         "_variables",
+        "calls",
         "function",
         "graphdef",
+        "latest",
         "parts",
+        "structure",
     )
 
     def __init__(
@@ -94,7 +96,9 @@ class Plan:
         nodes: Mapping[int, int],
     ) -> None:
         self.function, self.graphdef = function, graphdef
-        self._structure, self._variables = stamps
+        self.structure, self._variables = stamps
+        self.calls = 0  # that followed it in the general way
+        self.latest: _Known | None = None  # what the last of them did
         self.parts = parts
         self._roots = roots  # from the index of a root to its number in the spine
         self._nodes = nodes  # the same for the nodes of the spine
@@ -110,7 +114,7 @@ class Plan:
     def read(self, spine: Spine) -> tuple[Sequence[Any], list[Segment]] | None:
         """Return the leaves and the segments, or None if the structure has changed."""
         structure = STRUCTURE.stamp
-        armed = structure is self._structure
+        armed = structure is self.structure
         variables = STRUCTURE.variables
         same_variables = armed or variables is self._variables
         given = spine.leaves
@@ -134,8 +138,18 @@ class Plan:
         if spine.nodes and not all(s.ids.isdisjoint(map(id, spine.nodes)) for s in segments):
             return None
         if not armed:
-            self._structure, self._variables = structure, variables
+            self.structure, self._variables = structure, variables
         return leaves, segments
+
+    def rearm(self, segments: Sequence[Segment], roots: Sequence[Any]) -> bool:
+        """Tell whether no write since concerns this plan, and remember it."""
+        structure, variables = STRUCTURE.stamp, STRUCTURE.variables
+        same = variables is self._variables
+        for segment, root in zip(segments, roots, strict=True):
+            if not segment.reports_nothing(root, same):
+                return False
+        self.structure, self._variables = structure, variables
+        return True
 
     def finish(
         self,
@@ -147,6 +161,7 @@ class Plan:
     ) -> Any:
         """Write what the function wrote, and return the result, or `AGAIN`."""
         known = self._known.get(id(report)) or self.learn(spine, segments, report)
+        self.latest = known
         outputs = groups[0] if len(groups) == 1 else [x for group in groups for x in group]
         if known.writes_one is not None:
             return known.writes_one(segments, leaves, outputs)

@@ -7,7 +7,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from anabranch import _jax
 from anabranch.graph import _tokens
@@ -17,6 +17,7 @@ from anabranch.graph._scope import OPEN as _SCOPES
 from anabranch.graph._scope import Found
 from anabranch.transforms._box import Report, finish
 from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._follower import make_follower, quick_key
 from anabranch.transforms._lifting import attempt_for, call_in_attempt
 from anabranch.transforms._plan import AGAIN, Plan, Stamps, TraceNeededError, make_plan
 from anabranch.transforms._segment import Segment, give
@@ -28,6 +29,16 @@ R = TypeVar("R")
 _current_trace, _ROOT, _LEVELS = _jax.current_trace, _jax.root_trace(), _tokens._OPEN
 
 
+class _Splitter(NamedTuple):
+    """Splits calls of a function."""
+
+    function: Any
+    static: Selection
+
+    def split(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
+        return flatten_call(self.function, *with_static(self.static, args, kwargs))
+
+
 class Plans:
     """The plans of one compiled function.
 
@@ -36,11 +47,13 @@ class Plans:
         static: which arguments are static.
     """
 
-    __slots__ = ("__weakref__", "_function", "_reader", "_static")
+    __slots__ = ("__weakref__", "_reader", "_splitter", "_static", "followers")
 
     def __init__(self, function: Any, static: Selection) -> None:
-        self._function, self._static = function, static
+        self._splitter, self._static = _Splitter(function, static), static
         self._reader = SpineReader(function, static)
+        self.followers: dict[int, Any] = {}
+        """The one that was made last for each first argument, if that is a Module; see `follow`."""
 
     def __iter__(self) -> Iterator[Plan]:
         return iter([plan for table in self._reader.tables.values() for plan in table.values()])
@@ -57,7 +70,7 @@ class Plans:
         if found is None:
             return AGAIN
         leaves, segments = found
-        _FOLLOWED.call = (self, args, kwargs)
+        _FOLLOWED.call = (self._splitter, args, kwargs)
         try:
             report, groups = plan.function(*leaves)
         except (TraceNeededError, Found):
@@ -69,21 +82,66 @@ class Plans:
         finally:
             _FOLLOWED.call = None
         result = plan.finish(spine, segments, leaves, report, groups)
+        plan.calls += 1
+        if plan.calls == _ENOUGH or plan.calls % _AGAIN_AFTER == 0:
+            self._write_out(plan, segments, args, kwargs)
         if result is not AGAIN:
             return result
         flat = self._walk(plan, leaves, args, kwargs)
         return AGAIN if flat is None else finish(flat, report, groups)
 
-    def walk(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flat:
-        """Split a call."""
-        return flatten_call(self._function, *with_static(self._static, args, kwargs))
+    def _write_out(
+        self,
+        plan: Plan,
+        segments: Sequence[Segment],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Make a follower, if the plan is a simple one."""
+        if len(self.followers) >= _FOLLOWERS:
+            self.followers.clear()
+        watch = self._reader.watch_of_no_objects()
+        follower = make_follower(plan, segments, watch, self._static, args, kwargs, self._general())
+        if follower is not None:
+            self.followers[quick_key(args)] = follower
+
+    def _general(self) -> dict[str, Any]:
+        me = weakref.ref(self)
+
+        def failed(*call: Any) -> Any:
+            plans = me()
+            return None if plans is None else plans._walk(*call)
+
+        def other(
+            plan: Plan, leaves: Any, args: Any, kwargs: Any, report: Report, groups: Any
+        ) -> Any:
+            """Finish a call that did something else than those before."""
+            plans = me()
+            spine = None if plans is None else plans._reader.read(args, kwargs)
+            flat = None if plans is None else plans._walk(plan, leaves, args, kwargs)
+            if spine is None or flat is None:
+                return AGAIN
+            found = plan.read(spine)
+            if found is None:
+                return AGAIN
+            result = plan.finish(spine, found[1], leaves, report, groups)
+            return finish(flat, report, groups) if result is AGAIN else result
+
+        return {
+            "Found": Found,
+            "TraceNeededError": TraceNeededError,
+            "calling": _FOLLOWED,
+            "failed": failed,
+            "finish": other,
+            "splitter": self._splitter,
+        }
 
     def _walk(
         self, plan: Plan, leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Flat | None:
         """Walk the arguments; return None if that finds something else than the plan did."""
         try:
-            flat = self.walk(args, kwargs)
+            flat = self._splitter.split(args, kwargs)
         except Exception:  # whatever it is, the call that is made again says it
             return None
         same = len(leaves) == len(flat.leaves) and all(map(operator.is_, leaves, flat.leaves))
@@ -128,12 +186,18 @@ class Plans:
 
     def clear(self) -> None:
         """Drop all plans."""
+        self.followers.clear()
         for table in self._reader.tables.values():
             table.clear()
 
 
+_ENOUGH = 3  # calls in the general way, after which a follower is made
+_AGAIN_AFTER = 64  # and made again, if there is none for this plan
+_FOLLOWERS = 256
+
+
 class _Followed(threading.local):
-    call: tuple[Plans, Sequence[Any], Mapping[str, Any]] | None = None
+    call: tuple[_Splitter, Sequence[Any], Mapping[str, Any]] | None = None
 
 
 _FOLLOWED = _Followed()
@@ -157,10 +221,10 @@ def call_traced(graphdef: GraphDef, function: Callable[..., R], *args: Any) -> R
         return function(*args)
     if _FOLLOWED.call is None:
         raise TraceNeededError
-    plans, given, named = _FOLLOWED.call
+    splitter, given, named = _FOLLOWED.call
 
     def walked() -> R:
-        if plans.walk(given, named).graphdef is not graphdef:
+        if splitter.split(given, named).graphdef is not graphdef:
             raise TraceNeededError
         return function(*args)
 

@@ -17,7 +17,7 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -94,6 +94,8 @@ class Segment:
         self.reads_more = False  # than Variables
         self.order: Any = None
         self._total, self._addresses = 0, b""
+        self.lists: list[tuple[list[Any], list[Any]]] = []
+        """Lists and what they held, if nothing else has to be compared."""
         self._where: tuple[Any, Any] | None = None
 
     def finish(self) -> None:
@@ -117,6 +119,17 @@ class Segment:
             self._where = (np.flatnonzero(kept), np.flatnonzero(~kept))
         if self.functions:
             self.watch = Watch(self.functions)
+        if kept.all() and all(type(holder) is list for holder in self.sized):
+            at = 0
+            for holder, size in zip(self.sized, self.sizes, strict=True):
+                self.lists.append((cast("list[Any]", holder), self.snapshot[at : at + size]))
+                at += size
+
+    def reads_variables_and_lists(self, most: int) -> bool:
+        """Tell whether that is all, and there are no more than so many lists."""
+        others = self.opened or self.functions or self.cells or self.constants or self.plain
+        ordered = self.order is not None
+        return not (others or ordered) and len(self.lists) == len(self.sized) <= most
 
     def read(
         self,

@@ -180,6 +180,12 @@ class SpineReader:
         """From what was read of the function to the plans."""
         self._head: _Head | None = None
 
+    def watch_of_no_objects(self) -> Watch | None:
+        """Return what the function captures if that is no object, else None."""
+        head = self._head
+        plain = head is not None and not head.roots and not head.nodes
+        return head.watch if head is not None and plain and head.found is found_stamp() else None
+
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spine | None:
         """Return the spine of a call, or None if it cannot be planned."""
         head = self._head

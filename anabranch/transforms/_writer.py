@@ -54,14 +54,13 @@ class Writer:
         self.graphdef = graphdef
         variables, self.cells = _writes_of(graphdef, report)
         self.indices = [write.entry for write in variables]
-        self._read, self._set = _access(graphdef, variables)
-        self._leaves = [write.leaf for write in variables]
-        self._sources = [write.source for write in variables]
-        self._old, self._new = picker(self._leaves), _Values(self._sources)
+        self.read, self.assign = _access(graphdef, variables)
+        self.replaced = [write.leaf for write in variables]
+        self.sources = [write.source for write in variables]
+        self._old, self._new = picker(self.replaced), _Values(self.sources)
         self.writes = bool(variables or self.cells)
-        result = _Result(report, len(graphdef.entries))
+        self.result = result = Result(report, len(graphdef.entries))
         self.make_result: Callable[[Sequence[Any], Sequence[Any], Any], Any] = result.make
-        self.takes_objects = bool(result.objects)
         for index, _ in result.objects:
             resolve(index)
         for index in {*self.indices, *[cell.entry for cell in self.cells]}:
@@ -89,27 +88,27 @@ class Writer:
         old, new = self._old(leaves), self._new(leaves, outputs)
         if not self.cells:
             with _COMMIT:
-                if not all(map(operator.is_, map(self._read, variables), old)):
-                    self._complain(variables, old)
+                if not all(map(operator.is_, map(self.read, variables), old)):
+                    self.complain(variables, old)
                 # in C, so that nothing can come between two of them
-                deque(map(self._set, variables, new), 0)
+                deque(map(self.assign, variables, new), 0)
             return True
         values = [leaves[w.source] if w.source >= 0 else outputs[~w.source] for w in self.cells]
         if not are_arrays(values):
             return False
         places = [(_holder(resolve(w.entry)), self._key(w)) for w in self.cells]
         with _COMMIT:
-            if not all(map(operator.is_, map(self._read, variables), old)):
-                self._complain(variables, old)
+            if not all(map(operator.is_, map(self.read, variables), old)):
+                self.complain(variables, old)
             for cell, (holder, key) in zip(self.cells, places, strict=True):
                 if _read(holder, key) is not leaves[cell.leaf]:
-                    raise self._error(cell.entry)
+                    raise self.changed(cell.entry)
             done: list[tuple[Any, Any, Any]] = []
             try:
                 for cell, (holder, key), value in zip(self.cells, places, values, strict=True):
                     done.append((holder, key, leaves[cell.leaf]))
                     holder[key] = value
-                deque(map(self._set, variables, new), 0)
+                deque(map(self.assign, variables, new), 0)
             except BaseException:
                 for holder, key, value in reversed(done):
                     holder[key] = value
@@ -122,19 +121,19 @@ class Writer:
         Arguments:
             number: of the segment that the Variable belongs to.
         """
-        if self.cells or len(self.indices) != 1 or self.takes_objects:
+        if self.cells or len(self.indices) != 1 or self.result.takes_objects:
             return None
-        (index,), (leaf,), (source,) = self.indices, self._leaves, self._sources
+        (index,), (leaf,), (source,) = self.indices, self.replaced, self.sources
         make_result = self.make_result
         if source >= 0:
             return None
-        output, read, set_value = ~source, self._read, self._set
+        output, read, set_value = ~source, self.read, self.assign
 
         def write(segments: Sequence[Any], leaves: Sequence[Any], outputs: Sequence[Any]) -> Any:
             variable = segments[number].objects[index]
             with _COMMIT:
                 if read(variable) is not leaves[leaf]:
-                    raise self._error(index)
+                    raise self.changed(index)
                 set_value(variable, outputs[output])
             return make_result(leaves, outputs, None)
 
@@ -145,12 +144,14 @@ class Writer:
         key = entry.keys[write.position]
         return _kinds.key_value(key) if entry.kind is _kinds.DICT else key
 
-    def _complain(self, variables: Sequence[Any], old: Sequence[Any]) -> None:
+    def complain(self, variables: Sequence[Any], old: Sequence[Any]) -> None:
+        """Raise for the first Variable that does not hold any more what was read."""
         for index, variable, value in zip(self.indices, variables, old, strict=True):
-            if self._read(variable) is not value:
-                raise self._error(index)
+            if self.read(variable) is not value:
+                raise self.changed(index)
 
-    def _error(self, index: int) -> ConcurrentWriteError:
+    def changed(self, index: int) -> ConcurrentWriteError:
+        """Return the error for an object that somebody else has changed."""
         cls = self.graphdef.entries[index].cls
         return changed_meanwhile(namer(self.graphdef)(index), cls)
 
@@ -214,7 +215,7 @@ def _writes_of(graphdef: GraphDef, report: Report) -> tuple[list[_Write], list[_
 # -- the result ----------------------------------------------------------------------------------
 
 
-class _Result:
+class Result:
     """Builds the result; what it shares with the arguments comes in slots of its own."""
 
     def __init__(self, report: Report, base: int) -> None:
@@ -224,17 +225,33 @@ class _Result:
         self._new = tuple([e._replace(edges=tuple(map(self._rebase, e.edges))) for e in delta.new])
         self._root = self._rebase(delta.root)
         self.make: Callable[[Sequence[Any], Sequence[Any], Resolve], Any] = self._make
+        self.constant: tuple[Any] | None = None
+        """The result, if it is a static value."""
+        self.items: list[int] | None = None
+        """The sources of the result, if it is an array or a tuple of arrays."""
+        self.is_tuple = False
+        self._simplify()
+
+    @property
+    def takes_objects(self) -> bool:
+        """Whether something of the arguments is in the result."""
+        return bool(self.objects)
+
+    def _simplify(self) -> None:
         root = self._root
         if type(root) is tuple and root[:1] == (_static.HASHED,):
             constant = root[2]
+            self.constant = (constant,)
             self.make = lambda leaves, outputs, resolve: constant
         elif type(root) is int and root < 0 and not self._new and not self.objects:
-            values = _Values([self._sources[~root]])
+            self.items = [self._sources[~root]]
+            values = _Values(self.items)
             self.make = lambda leaves, outputs, resolve: values(leaves, outputs)[0]
         elif root == 0 and len(self._new) == 1 and self._new[0].cls is tuple:
             edges: Any = self._new[0].edges
-            if all(type(e) is int and ~e in range(self._slots) for e in edges):
-                items = _Values([self._sources[~edge] for edge in edges])
+            if edges and all(type(e) is int and ~e in range(self._slots) for e in edges):
+                self.items, self.is_tuple = [self._sources[~edge] for edge in edges], True
+                items = _Values(self.items)
                 self.make = lambda leaves, outputs, resolve: tuple(items(leaves, outputs))
 
     def _rebase(self, edge: Edge) -> Edge:

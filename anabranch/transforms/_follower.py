@@ -1,0 +1,388 @@
+"""The follower of a plan: one function that makes calls of one form, written for that form.
+
+A plan that has been followed a few times is written out as the source of a function, in which
+nothing is left to ask: which arguments are Modules, which Variables are read, where the output
+goes. It is what somebody would write by hand for this one call:
+
+    def follow(args, kwargs):
+        (a0, a1) = args
+        if id(a0) != 140351 or (s0 := segment0()) is None: return AGAIN
+        ...
+        x0 = [v._value for v in s0.variables]
+        report, (out,) = function(*x0, a1)
+        if s0.objects[3]._value is not x0[2]: raise ...
+        set_value(s0.objects[3], out[0])
+        return None
+
+Every check of a plan is in it, and where one fails it returns `AGAIN`, so that the call is made in
+the general way; it follows the simple plans only, which are most.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anabranch import _jax
+from anabranch.graph import _classify, _kinds, _scope, _static, _tokens
+from anabranch.graph._delta import _COMMIT
+from anabranch.graph._tokens import STRUCTURE
+from anabranch.graph._variable import Variable
+from anabranch.transforms._call import Selection
+from anabranch.transforms._lifting import FOUND_STAMP
+from anabranch.transforms._plan import AGAIN, Plan
+from anabranch.transforms._segment import Segment
+from anabranch.transforms._watch import Unplannable, Watch
+from anabranch.transforms._writer import Writer
+
+_LISTS = 8  # lists that are compared one by one; more are compared in one pass
+
+
+class _Source:
+    """The source of a function, and the names that it uses."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {}
+        self._count = 0
+
+    def add(self, line: str, depth: int = 1) -> None:
+        self.lines.append("    " * depth + line)
+
+    def unless(self, condition: str) -> None:
+        """Go the general way unless a condition holds."""
+        self.add(f"if not ({condition}): return AGAIN")
+
+    def fresh(self, prefix: str = "a") -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def constant(self, value: Any) -> str:
+        name = self.fresh("c")
+        self.names[name] = value
+        return name
+
+    def compile(self) -> Any:
+        source = "\n".join(["def follow(args, kwargs):", *self.lines])
+        exec(compile(source, f"<{__name__}>", "exec"), self.names)
+        return self.names["follow"]
+
+
+class _Arguments:
+    """The part that takes the arguments of a call apart, and compares them."""
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.roots: list[tuple[str, Any]] = []  # the variable, and the Module
+        self.starts: list[int] = []  # how many leaves come before each root
+        self.leaves: list[str] = []
+        self._containers: list[str] = []
+
+    def take(self, name: str, x: Any) -> None:
+        """Compare what a variable holds with what it held when the plan was made."""
+        source, cls = self.source, type(x)
+        rule = _classify.RULES.get(cls)
+        if rule is _classify.LEAF or rule is _classify.NUMBER:
+            source.unless(f"type({name}) in {source.constant(_leaf_types())}")
+            self.leaves.append(name)
+        elif rule is _kinds.MODULE:
+            source.unless(f"id({name}) == {id(x)}")
+            self.roots.append((name, x))
+            self.starts.append(len(self.leaves))
+        elif cls in _static.EXACT_BY_TYPE:
+            self.take_static(name, x)
+        elif cls in (list, tuple, dict):
+            self._take_container(name, x, cls)
+        else:
+            raise Unplannable
+
+    def take_static(self, name: str, x: Any) -> None:
+        if type(x) not in _static.EXACT_BY_TYPE:
+            raise Unplannable
+        value, cls = self.source.constant(x), self.source.constant(type(x))
+        self.source.unless(f"{name} is {value} or (type({name}) is {cls} and {name} == {value})")
+
+    def _take_container(self, name: str, x: Any, cls: type) -> None:
+        source = self.source
+        source.unless(f"type({name}) is {cls.__name__} and len({name}) == {len(x)}")
+        children = [*x.values()] if cls is dict else [*x]
+        if cls is dict:
+            if any(type(key) is not str for key in x):
+                raise Unplannable
+            source.unless(f"[*{name}] == {source.constant([*x])}")
+        if cls is not tuple:  # a node
+            for other in self._containers:
+                source.unless(f"{name} is not {other}")
+            self._containers.append(name)
+        self.take_all(f"{name}.values()" if cls is dict else name, children)
+
+    def take_all(self, expression: str, children: Sequence[Any]) -> None:
+        if children:
+            names = [self.source.fresh() for _ in children]
+            self.source.add(f"{', '.join(names)}, = {expression}")
+            for name, child in zip(names, children, strict=True):
+                self.take(name, child)
+
+    def check_containers(self, segments: Sequence[str]) -> None:
+        """Compare the containers with what hangs on Modules: none may be both."""
+        for name in self._containers:
+            for segment in segments:
+                self.source.unless(f"id({name}) not in {segment}.ids")
+
+
+def make_follower(
+    plan: Plan,
+    segments: Sequence[Segment],
+    watch: Watch | None,
+    static: Selection,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    general: Mapping[str, Any],
+) -> Any:
+    """Return the follower of a plan, or None if it is none of the simple ones.
+
+    Arguments:
+        plan: was followed with these arguments.
+        segments: of its roots.
+        watch: what the function captures; None if it captures an object.
+        static: which arguments are static.
+        args: of the call.
+        kwargs: of the call.
+        general: what the general way offers: `failed`, called when the compiled function has
+            raised; `finish`, for another report; `calling`, where the call is noted for JAX.
+    """
+    known = plan.latest
+    if watch is None or known is None or known.writer is None:
+        return None
+    try:
+        return _Follower(plan, segments, known.report, known.writer, general).make(
+            watch, static, args, kwargs
+        )
+    except Unplannable:
+        return None
+
+
+class _Follower:
+    def __init__(
+        self,
+        plan: Plan,
+        segments: Sequence[Segment],
+        report: Any,
+        writer: Writer,
+        general: Mapping[str, Any],
+    ) -> None:
+        self.plan, self.segments, self.report, self.writer = plan, segments, report, writer
+        self.source = source = _Source()
+        source.names.update(
+            {
+                **general,
+                "AGAIN": AGAIN,
+                "COMMIT": _COMMIT,
+                "LEVELS": _tokens._OPEN,
+                "ROOT": _jax.root_trace(),
+                "SCOPES": _scope.OPEN,
+                "STRUCTURE": STRUCTURE,
+                "all": all,
+                "current_trace": _jax.current_trace,
+                "deque": deque,
+                "function": plan.function,
+                "is_": operator.is_,
+                "map": map,
+                "plan": plan,
+                "report_then": report,
+                "set_value": vars(Variable)["_value"].__set__,
+                "writer": writer,
+            }
+        )
+        self.places: list[str] = []  # where each leaf is
+        self.inputs: list[str] = []  # how they are given to the compiled function
+
+    def make(
+        self, watch: Watch, static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        source = self.source
+        source.unless("current_trace() is ROOT and not LEVELS and not SCOPES")
+        source.unless(f"len(args) == {len(args)} and len(kwargs) == {len(kwargs)}")
+        arguments = self._take_arguments(static, args, kwargs)
+        source.names["found"] = FOUND_STAMP
+        source.unless(f"found[0] is {source.constant(FOUND_STAMP[0])}")
+        if watch:
+            source.names["captures_the_same"] = watch.is_same
+            source.unless("captures_the_same()")
+        self._guard(arguments)
+        self._read(arguments)
+        self._call()
+        self._write()
+        self._return()
+        return source.compile()
+
+    def _take_arguments(
+        self, static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> _Arguments:
+        source, arguments = self.source, _Arguments(self.source)
+        chosen = static.of_args(args) if static.nums else ()
+        names = [source.fresh() for _ in args]
+        if names:
+            source.add(f"{', '.join(names)}, = args")
+        for i, (name, x) in enumerate(zip(names, args, strict=True)):
+            (arguments.take_static if i in chosen else arguments.take)(name, x)
+        if kwargs:
+            source.unless(f"[*kwargs] == {source.constant([*kwargs])}")
+            names = [source.fresh() for _ in kwargs]
+            source.add(f"{', '.join(names)}, = kwargs.values()")
+            for name, (key, x) in zip(names, kwargs.items(), strict=True):
+                (arguments.take_static if key in static.names else arguments.take)(name, x)
+        return arguments
+
+    def _guard(self, arguments: _Arguments) -> None:
+        source = self.source
+        names: list[str] = []
+        for i, part in enumerate(self.plan.parts):
+            source.names[f"segment{i}"] = part.segment
+            source.add(f"s{i} = segment{i}()")
+            source.unless(f"s{i} is not None")
+            names.append(f"s{i}")
+        roots = [arguments.roots[part.root][0] for part in self.plan.parts]
+        arguments.check_containers(names)
+        source.add("if STRUCTURE.stamp is not plan.structure:")
+        comma = "," if names else ""
+        source.add(
+            f"if not plan.rearm(({', '.join(names)}{comma}), ({', '.join(roots)}{comma})):"
+            " return AGAIN",
+            2,
+        )
+
+    def _read(self, arguments: _Arguments) -> None:
+        """Read the leaves, in the order of the walk."""
+        source, at = self.source, 0
+        for i, (part, segment) in enumerate(zip(self.plan.parts, self.segments, strict=True)):
+            self._take_leaves(arguments.leaves[at : part.start])
+            at = part.start
+            if segment.reads_variables_and_lists(_LISTS):
+                if segment.live:
+                    source.add(f"for items, held in s{i}.lists:")
+                    source.add(
+                        "if not (len(items) == len(held) and all(map(is_, items, held))):"
+                        " return AGAIN",
+                        2,
+                    )
+                source.add(f"x{i} = [v._value for v in s{i}.variables]")
+            else:
+                root = arguments.roots[part.root][0]
+                source.add(f"x{i} = s{i}.read({root}, True, True)")
+                source.unless(f"x{i} is not None")
+            self.places += [f"x{i}[{n}]" for n in range(len(segment.leaves))]
+            self.inputs.append(f"*x{i}")
+        self._take_leaves(arguments.leaves[at:])
+
+    def _take_leaves(self, names: Sequence[str]) -> None:
+        self.places += names
+        self.inputs += names
+
+    def _call(self) -> None:
+        source, inputs = self.source, ", ".join(self.inputs)
+        for line, depth in (
+            ("calling.call = (splitter, args, kwargs)", 1),
+            ("try:", 1),
+            (f"report, groups = function({inputs})", 2),
+            ("except (TraceNeededError, Found):", 1),
+            ("return AGAIN", 2),
+            ("except Exception:", 1),
+            (f"if failed(plan, [{inputs}], args, kwargs) is None: return AGAIN", 2),
+            ("raise", 2),
+            ("finally:", 1),
+            ("calling.call = None", 2),
+            ("if report is not report_then:", 1),
+            (f"return finish(plan, [{inputs}], args, kwargs, report, groups)", 2),
+            ("out, = groups", 1),
+        ):
+            source.add(line, depth)
+
+    def _write(self) -> None:
+        writer, source = self.writer, self.source
+        if not writer.writes:
+            return
+        if writer.cells:
+            raise Unplannable
+        owners = [self._owner(index) for index in writer.indices]
+        if len(owners) == 1:
+            (number,), (index,), (leaf,) = owners, writer.indices, writer.replaced
+            source.add(f"v = s{number}.objects[{index}]")
+            new = self._value(writer.sources[0])
+            source.add("with COMMIT:")
+            source.add(f"if v._value is not {self.places[leaf]}: raise writer.changed({index})", 2)
+            source.add(f"set_value(v, {new})", 2)
+            return
+        self._write_many(owners)
+
+    def _write_many(self, owners: Sequence[int]) -> None:
+        writer, source = self.writer, self.source
+        if len(set(owners)) > 1:
+            raise Unplannable
+        (number,) = set(owners)
+        segment = self.segments[number]
+        own = [segment.objects[index] for index in writer.indices]
+        first = self.places.index(f"x{number}[0]")
+        if [*map(id, own)] == [*map(id, segment.variables)] and writer.replaced == [
+            first + i for i in range(len(own))
+        ]:
+            source.add(f"written, old = s{number}.variables, x{number}")
+        else:
+            pick = source.constant(operator.itemgetter(*writer.indices))
+            positions = [leaf - first for leaf in writer.replaced]
+            pick_old = source.constant(operator.itemgetter(*positions))
+            source.add(f"written, old = {pick}(s{number}.objects), {pick_old}(x{number})")
+        outputs = [~source for source in writer.sources]
+        if any(output < 0 for output in outputs):
+            new = f"({', '.join(map(self._value, writer.sources))},)"
+        elif outputs == [*range(len(outputs))]:
+            new = "out"
+        else:
+            new = f"{source.constant(operator.itemgetter(*outputs))}(out)"
+        source.add(f"new = {new}")
+        source.add("with COMMIT:")
+        source.add(
+            "if not all(map(is_, [v._value for v in written], old)): writer.complain(written, old)",
+            2,
+        )
+        source.add("deque(map(set_value, written, new), 0)", 2)
+
+    def _owner(self, index: int) -> int:
+        """Return the number of the segment that a Variable belongs to."""
+        for number, segment in enumerate(self.segments):
+            if index in segment.objects:
+                return number
+        raise Unplannable
+
+    def _value(self, place: int) -> str:
+        return self.places[place] if place >= 0 else f"out[{~place}]"
+
+    def _return(self) -> None:
+        result = self.writer.result
+        if result.takes_objects:
+            raise Unplannable
+        if result.constant is not None:
+            value = self.source.constant(result.constant[0])
+        elif result.items is not None:
+            items = ", ".join(map(self._value, result.items))
+            value = f"({items},)" if result.is_tuple else items
+        else:
+            raise Unplannable
+        self.source.add(f"return {value}")
+
+
+def _leaf_types() -> frozenset[type]:
+    leaf = (_classify.LEAF, _classify.NUMBER)
+    return frozenset([cls for cls, rule in [*_classify.RULES.items()] if rule in leaf])
+
+
+def quick_key(args: Sequence[Any]) -> int:
+    """Return what followers are looked up by: Modules tell calls apart, if they come first."""
+    return id(args[0]) if args and isinstance(_rule_of_first(args), _kinds.Kind) else 0
+
+
+def _rule_of_first(args: Sequence[Any]) -> Any:
+    rule = _classify.RULES.get(type(args[0]))
+    return rule if rule is _kinds.MODULE else None
