@@ -21,6 +21,7 @@ the general way; it follows the simple plans only, which are most.
 from __future__ import annotations
 
 import operator
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ from anabranch.transforms._segment import Segment
 from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._writer import Writer
 
+_FILE = f"<{__name__}>"
 _LISTS = 8  # lists that are compared one by one; more are compared in one pass
 
 
@@ -66,7 +68,7 @@ class _Source:
 
     def compile(self) -> Any:
         source = "\n".join(["def follow(args, kwargs):", *self.lines])
-        exec(compile(source, f"<{__name__}>", "exec"), self.names)
+        exec(compile(source, _FILE, "exec"), self.names)
         return self.names["follow"]
 
 
@@ -151,7 +153,7 @@ def make_follower(
         args: of the call.
         kwargs: of the call.
         general: what the general way offers: `failed`, called when the compiled function has
-            raised; `finish`, for another report; `calling`, where the call is noted for JAX.
+            raised; `finish`, for another report; `splitter`, see `followed_call`.
     """
     known = plan.latest
     if watch is None or known is None or known.writer is None:
@@ -203,7 +205,10 @@ class _Follower:
         self, watch: Watch, static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         source = self.source
-        source.unless("current_trace() is ROOT and not LEVELS and not SCOPES")
+        cell, attribute = _jax.trace_cell() or (None, "")
+        source.names["cell"] = cell
+        trace = "current_trace()" if cell is None else f"cell.{attribute}"
+        source.unless(f"{trace} is ROOT and not LEVELS and not SCOPES")
         source.unless(f"len(args) == {len(args)} and len(kwargs) == {len(kwargs)}")
         arguments = self._take_arguments(static, args, kwargs)
         source.names["found"] = FOUND_STAMP
@@ -284,7 +289,6 @@ class _Follower:
     def _call(self) -> None:
         source, inputs = self.source, ", ".join(self.inputs)
         for line, depth in (
-            ("calling.call = (splitter, args, kwargs)", 1),
             ("try:", 1),
             (f"report, groups = function({inputs})", 2),
             ("except (TraceNeededError, Found):", 1),
@@ -292,8 +296,6 @@ class _Follower:
             ("except Exception:", 1),
             (f"if failed(plan, [{inputs}], args, kwargs) is None: return AGAIN", 2),
             ("raise", 2),
-            ("finally:", 1),
-            ("calling.call = None", 2),
             ("if report is not report_then:", 1),
             (f"return finish(plan, [{inputs}], args, kwargs, report, groups)", 2),
             ("out, = groups", 1),
@@ -371,6 +373,19 @@ class _Follower:
         else:
             raise Unplannable
         self.source.add(f"return {value}")
+
+
+def followed_call() -> tuple[Any, Any, Any] | None:
+    """Return the splitter and the arguments of the call that a follower is making, if one is.
+
+    It is read off the stack when JAX traces, which is rare, so that calls need not note it.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == _FILE:
+            return frame.f_globals["splitter"], frame.f_locals["args"], frame.f_locals["kwargs"]
+        frame = frame.f_back
+    return None
 
 
 def _leaf_types() -> frozenset[type]:

@@ -17,7 +17,7 @@ from anabranch.graph._scope import OPEN as _SCOPES
 from anabranch.graph._scope import Found
 from anabranch.transforms._box import Report, finish
 from anabranch.transforms._call import Selection, flatten_call, with_static
-from anabranch.transforms._follower import make_follower, quick_key
+from anabranch.transforms._follower import followed_call, make_follower, quick_key
 from anabranch.transforms._lifting import attempt_for, call_in_attempt
 from anabranch.transforms._plan import AGAIN, Plan, Stamps, TraceNeededError, make_plan
 from anabranch.transforms._segment import Segment, give
@@ -130,7 +130,6 @@ class Plans:
         return {
             "Found": Found,
             "TraceNeededError": TraceNeededError,
-            "calling": _FOLLOWED,
             "failed": failed,
             "finish": other,
             "splitter": self._splitter,
@@ -219,9 +218,10 @@ def call_traced(graphdef: GraphDef, function: Callable[..., R], *args: Any) -> R
     """
     if attempt_for(graphdef) is not None:
         return function(*args)
-    if _FOLLOWED.call is None:
+    call = _FOLLOWED.call or followed_call()
+    if call is None:
         raise TraceNeededError
-    splitter, given, named = _FOLLOWED.call
+    splitter, given, named = call
 
     def walked() -> R:
         if splitter.split(given, named).graphdef is not graphdef:
