@@ -375,6 +375,11 @@ class _Follower:
         self.source.add(f"return {value}")
 
 
+def plan_of(follower: Any) -> Plan:
+    """Return the plan that a follower belongs to."""
+    return follower.__globals__["plan"]
+
+
 def followed_call() -> tuple[Any, Any, Any] | None:
     """Return the splitter and the arguments of the call that a follower is making, if one is.
 

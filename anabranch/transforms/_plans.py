@@ -17,7 +17,7 @@ from anabranch.graph._scope import OPEN as _SCOPES
 from anabranch.graph._scope import Found
 from anabranch.transforms._box import Report, finish
 from anabranch.transforms._call import Selection, flatten_call, with_static
-from anabranch.transforms._follower import followed_call, make_follower, quick_key
+from anabranch.transforms._follower import followed_call, make_follower, plan_of, quick_key
 from anabranch.transforms._lifting import attempt_for, call_in_attempt
 from anabranch.transforms._plan import AGAIN, Plan, Stamps, TraceNeededError, make_plan
 from anabranch.transforms._segment import Segment, give
@@ -52,7 +52,7 @@ class Plans:
     def __init__(self, function: Any, static: Selection) -> None:
         self._splitter, self._static = _Splitter(function, static), static
         self._reader = SpineReader(function, static)
-        self.followers: dict[int, Any] = {}
+        self.followers = Table()
         """The one that was made last for each first argument, if that is a Module; see `follow`."""
 
     def __iter__(self) -> Iterator[Plan]:
@@ -176,7 +176,8 @@ class Plans:
             plan, segments = make_plan(spine, flat, stamps, function, report)
         except Unplannable:
             return AGAIN
-        forget = functools.partial(_forget, weakref.ref(spine.table), spine.key)
+        tables = weakref.ref(spine.table), weakref.ref(self.followers)
+        forget = functools.partial(_forget, *tables, spine.key)
         plan.watch(segments, forget)
         for part, segment in zip(plan.parts, segments, strict=True):
             give(spine.roots[part.root], plan, segment)
@@ -190,7 +191,7 @@ class Plans:
             table.clear()
 
 
-_ENOUGH = 3  # calls in the general way, after which a follower is made
+_ENOUGH = 1  # calls in the general way, after which a follower is made
 _AGAIN_AFTER = 64  # and made again, if there is none for this plan
 _FOLLOWERS = 256
 
@@ -231,8 +232,13 @@ def call_traced(graphdef: GraphDef, function: Callable[..., R], *args: Any) -> R
     return call_in_attempt(_ROOT, walked)
 
 
-def _forget(table: weakref.ref[Table], key: Any, dead: weakref.ref[Segment]) -> None:
+def _forget(
+    table: weakref.ref[Table], followers: weakref.ref[Table], key: Any, dead: weakref.ref[Segment]
+) -> None:
     plans = table()
     plan = None if plans is None else plans.get(key)
     if plans is not None and plan is not None and any(p.segment is dead for p in plan.parts):
         del plans[key]
+        follow = followers()
+        for first in [k for k, f in (follow or {}).items() if plan_of(f) is plan]:
+            follow.pop(first, None)  # type: ignore[union-attr]

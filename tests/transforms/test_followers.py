@@ -1,0 +1,299 @@
+"""Calls that a follower makes equal the plain call, whatever has changed since it was made."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import anabranch as ab
+from anabranch import transforms
+
+
+class Linear(ab.Module):
+    def __init__(self, value=1.0):
+        self.w = ab.Param(jnp.full(2, value))
+        self.b = ab.Param(jnp.zeros(2))
+        self.rate = 0.5
+
+
+class Net(ab.Module):
+    def __init__(self):
+        self.layers = [Linear(1.0), Linear(2.0)]
+        self.n = ab.Variable(jnp.array(0))
+
+    @transforms.jit
+    def count(self, x):
+        self.n.value += 1
+        return x * self.n
+
+
+def step(net, batch, scale, *, name="a"):
+    net.n.value += 1
+    total = batch["x"] * scale + batch["y"][0]
+    for layer in net.layers:
+        total = total * layer.w + layer.b + layer.rate
+        layer.b.value = layer.b + 1
+    return total.sum() * (2 if name == "a" else 3)
+
+
+def batch(value=1.0):
+    return {"x": jnp.full(2, value), "y": [jnp.ones(2)]}
+
+
+def followed(jitted: Any) -> bool:
+    return bool(jitted._followers)
+
+
+def pair(function: Callable[..., Any]) -> tuple[Any, Net, Net]:
+    """Return a compiled function that has a follower, and two equal worlds."""
+    jitted = transforms.jit(function)
+    ours, plain = Net(), Net()
+    for _ in range(4):
+        jitted(ours, batch(), 2.0)
+        function(plain, batch(), 2.0)
+    assert followed(jitted)
+    return jitted, ours, plain
+
+
+def check(jitted: Any, function: Any, ours: Any, plain: Any, *args: Any, **kwargs: Any) -> None:
+    for _ in range(3):
+        found, expected = jitted(ours, *args, **kwargs), function(plain, *args, **kwargs)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+        assert ab.graph.diff(ours, plain) == [] or _close(ours, plain)
+
+
+def _close(a: Any, b: Any) -> bool:
+    one, other = ab.split(a), ab.split(b)
+    assert one[0] == other[0]
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5),
+        list(one[1].leaves),
+        list(other[1].leaves),
+    )
+    return True
+
+
+WRITES: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda net: None,
+    "a value": lambda net: setattr(net.layers[0].w, "value", jnp.full(2, 5.0)),
+    "a value of another dtype": lambda net: setattr(net.n, "value", jnp.array(2.5)),
+    "a value of another shape": lambda net: setattr(net.layers[0].b, "value", jnp.ones((3, 2))),
+    "a number as a value": lambda net: setattr(net.layers[0].w, "value", 3.0),
+    "a Variable is replaced": lambda net: setattr(net.layers[0], "w", ab.Param(jnp.ones(2) * 9)),
+    "a static attribute": lambda net: setattr(net.layers[1], "rate", 0.25),
+    "an attribute is added": lambda net: setattr(net, "extra", ab.Param(jnp.ones(1))),
+    "an attribute is deleted and set": lambda net: (
+        delattr(net.layers[0], "rate"),
+        setattr(net.layers[0], "rate", 1.5),
+    ),
+    "a layer is appended": lambda net: net.layers.append(Linear(3.0)),
+    "a layer is replaced": lambda net: net.layers.__setitem__(0, Linear(4.0)),
+    "layers change places": lambda net: net.layers.reverse(),
+    "a layer is there twice": lambda net: net.layers.append(net.layers[0]),
+    "another list": lambda net: setattr(net, "layers", [*net.layers]),
+    "metadata": lambda net: net.layers[0].w.set_metadata(tag="x"),
+    "weights are shared": lambda net: setattr(net.layers[0], "w", net.layers[1].w),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_between_calls_is_seen(name):
+    jitted, ours, plain = pair(step)
+    for net in (ours, plain):
+        WRITES[name](net)
+    check(jitted, step, ours, plain, batch(), 2.0)
+
+
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "another batch": ((batch(3.0), 2.0), {}),
+    "another number": ((batch(), 7.0), {}),
+    "an integer": ((batch(), 7), {}),
+    "an array for a number": ((batch(), jnp.array(3.0)), {}),
+    "a numpy array": ((batch(), np.float32(3.0)), {}),
+    "another order of keys": (({"y": [jnp.ones(2)], "x": jnp.ones(2)}, 2.0), {}),
+    "another key": (({**batch(), "z": jnp.ones(1)}, 2.0), {}),
+    "a tuple for a list": (({"x": jnp.ones(2), "y": (jnp.ones(2),)}, 2.0), {}),
+    "a longer list": (({"x": jnp.ones(2), "y": [jnp.ones(2), jnp.ones(2)]}, 2.0), {}),
+    "a static keyword": ((batch(), 2.0), {"name": "b"}),
+    "the same keyword": ((batch(), 2.0), {"name": "a"}),
+    "by name": ((), {"batch": batch(), "scale": 2.0}),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_other_arguments(name):
+    jitted, ours, plain = pair(step)
+    args, kwargs = ARGUMENTS[name]
+    check(jitted, step, ours, plain, *args, **kwargs)
+    check(jitted, step, ours, plain, batch(), 2.0)
+
+
+def test_a_list_that_is_passed_twice_or_hangs_on_the_module():
+    def put(net, first, second):
+        net.n.value += 1
+        first.append(jnp.ones(1))
+        return len(second) + net.n
+
+    def read(net, first, second):
+        net.n.value += 1
+        return jnp.asarray(1.0 if first is second else 2.0) * net.n
+
+    for function in (read, put):
+        jitted, net = transforms.jit(function), Net()
+        for _ in range(4):
+            jitted(net, [jnp.ones(2)], [jnp.ones(2)])
+        one = [jnp.ones(2)]
+        n = int(net.n) + 1
+        expected = n if function is read else len(one) + 1 + n
+        assert int(jitted(net, one, one)) == expected
+    jitted, net = transforms.jit(read), Net()
+    net.items = [jnp.ones(2)]
+    for _ in range(4):
+        jitted(net, [jnp.ones(2)], [jnp.ones(2)])
+
+    @transforms.jit
+    def same(net, items):
+        return jnp.asarray(net.items is items)
+
+    for _ in range(4):
+        assert not same(net, [jnp.ones(2)])
+    assert same(net, net.items)
+
+
+def test_models_that_are_called_in_turn_do_not_mix():
+    nets, jitted = [Net(), Net(), Net()], transforms.jit(step)
+    for i in range(12):
+        net = nets[i % 3]
+        jitted(net, batch(), 2.0)
+    assert [int(net.n) for net in nets] == [4, 4, 4]
+    assert len(jitted._followers) == 3
+
+
+def test_methods_and_static_arguments():
+    net = Net()
+    assert [float(net.count(2.0)) for _ in range(5)] == [2.0, 4.0, 6.0, 8.0, 10.0]
+
+    @transforms.jit(static_argnums=1, static_argnames="k")
+    def power(net, n, *, k):
+        net.n.value += 1
+        return net.layers[0].w[0] * n + k
+
+    for n, k in ((1, 2), (1, 2), (1, 2), (True, 2), (1.0, 2), (1, 2), (3, 2), (3, 5), (1, True)):
+        assert float(power(net, n, k=k)) == float(n + k)
+    assert int(net.n) == 14
+
+
+def test_globals_that_are_bound_anew(monkeypatch):
+    def scaled(net):
+        net.n.value += 1
+        return net.n * SCALE
+
+    net, jitted = Net(), transforms.jit(scaled)
+    assert [int(jitted(net)) for _ in range(4)] == [2, 4, 6, 8]
+    assert followed(jitted)
+    held = Linear(3.0)
+    monkeypatch.setitem(globals(), "SCALE", held.w)
+    assert jitted(net).tolist() == [15.0, 15.0]
+    held.w.value = jnp.ones(2)
+    assert jitted(net).tolist() == [6.0, 6.0]
+
+
+SCALE = 2
+
+
+def test_an_exception_changes_nothing_and_the_next_call_is_right():
+    def fail(x):
+        if int(x) == 3:
+            raise ValueError("three")
+        return np.zeros((), np.float32)
+
+    @transforms.jit
+    def f(net, x):
+        net.n.value += 1
+        return jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+    net = Net()
+    for _ in range(4):
+        jax.block_until_ready(f(net, 1))
+    with pytest.raises(TypeError):
+        f(net, object.__new__(threading.Thread).__class__)
+    assert int(net.n) == 4
+    f(net, 1)
+    assert int(net.n) == 5
+
+
+def test_other_shapes_are_traced_once():
+    traces = []
+
+    @transforms.jit
+    def f(net, x):
+        traces.append(x.shape)
+        net.n.value += 1
+        return x + net.n
+
+    net = Net()
+    for shape in ((1,), (2,), (3,)):
+        for _ in range(4):
+            f(net, jnp.ones(shape))
+    assert traces == [(1,), (2,), (3,)]
+    assert int(net.n) == 12
+
+
+def test_inside_other_traces():
+    net = Net()
+    for _ in range(4):
+        net.count(1.0)
+    assert transforms.vmap(net.count)(jnp.ones(2)).tolist() == [5.0, 5.0]
+    assert float(transforms.grad(net.count)(1.0)) == 6.0
+    assert float(transforms.jit(lambda x: net.count(x) * 1)(1.0)) == 7.0
+    with pytest.raises(ab.errors.CapturedWriteError):
+        jax.jit(net.count)(1.0)
+    assert int(net.n) == 7
+
+
+def test_two_threads_lose_no_update():
+    net, errors = Net(), []
+
+    def run():
+        for _ in range(200):
+            try:
+                net.count(1.0)
+            except ab.errors.ConcurrentWriteError:
+                errors.append(1)
+
+    net.count(1.0)
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert int(net.n) == 801 - len(errors)
+
+
+def test_nothing_is_kept_alive():
+    jitted = transforms.jit(step)
+    refs = []
+    for _ in range(20):
+        net = Net()
+        for _ in range(4):
+            jitted(net, batch(), 2.0)
+        refs.append(weakref.ref(net))
+    del net
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 20
+    assert len(jitted._followers) == 0
+    ref = weakref.ref(jitted)
+    net = Net()
+    for _ in range(4):
+        jitted(net, batch(), 2.0)
+    del jitted
+    gc.collect()
+    assert ref() is None
