@@ -27,10 +27,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch import _jax
-from anabranch.graph import _classify, _kinds, _scope, _static, _tokens
+from anabranch.graph import _classify, _scope, _static, _tokens
 from anabranch.graph._delta import _COMMIT
+from anabranch.graph._kinds import Kind
 from anabranch.graph._tokens import STRUCTURE
-from anabranch.graph._variable import Variable
 from anabranch.transforms._call import Selection
 from anabranch.transforms._lifting import FOUND_STAMP
 from anabranch.transforms._plan import AGAIN, Plan
@@ -89,7 +89,7 @@ class _Arguments:
         if rule is _classify.LEAF or rule is _classify.NUMBER:
             source.unless(f"type({name}) in {source.constant(_leaf_types())}")
             self.leaves.append(name)
-        elif rule is _kinds.MODULE:
+        elif isinstance(rule, Kind) and rule.is_root:
             source.unless(f"id({name}) == {id(x)}")
             self.roots.append((name, x))
             self.starts.append(len(self.leaves))
@@ -194,7 +194,8 @@ class _Follower:
                 "map": map,
                 "plan": plan,
                 "report_then": report,
-                "set_value": vars(Variable)["_value"].__set__,
+                "get_value": writer.read,
+                "set_value": writer.assign,
                 "writer": writer,
             }
         )
@@ -314,7 +315,8 @@ class _Follower:
             source.add(f"v = s{number}.objects[{index}]")
             new = self._value(writer.sources[0])
             source.add("with COMMIT:")
-            source.add(f"if v._value is not {self.places[leaf]}: raise writer.changed({index})", 2)
+            now = "v._value" if writer.is_own else "get_value(v)"
+            source.add(f"if {now} is not {self.places[leaf]}: raise writer.changed({index})", 2)
             source.add(f"set_value(v, {new})", 2)
             return
         self._write_many(owners)
@@ -345,10 +347,8 @@ class _Follower:
             new = f"{source.constant(operator.itemgetter(*outputs))}(out)"
         source.add(f"new = {new}")
         source.add("with COMMIT:")
-        source.add(
-            "if not all(map(is_, [v._value for v in written], old)): writer.complain(written, old)",
-            2,
-        )
+        now = "[v._value for v in written]" if writer.is_own else "map(get_value, written)"
+        source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
         source.add("deque(map(set_value, written, new), 0)", 2)
 
     def _owner(self, index: int) -> int:
@@ -400,9 +400,5 @@ def _leaf_types() -> frozenset[type]:
 
 def quick_key(args: Sequence[Any]) -> int:
     """Return what followers are looked up by: Modules tell calls apart, if they come first."""
-    return id(args[0]) if args and isinstance(_rule_of_first(args), _kinds.Kind) else 0
-
-
-def _rule_of_first(args: Sequence[Any]) -> Any:
-    rule = _classify.RULES.get(type(args[0]))
-    return rule if rule is _kinds.MODULE else None
+    rule = _classify.RULES.get(type(args[0])) if args else None
+    return id(args[0]) if isinstance(rule, Kind) and rule.is_root else 0

@@ -128,8 +128,8 @@ class Segment:
     def reads_variables_and_lists(self, most: int) -> bool:
         """Tell whether that is all, and there are no more than so many lists."""
         others = self.opened or self.functions or self.cells or self.constants or self.plain
-        ordered = self.order is not None
-        return not (others or ordered) and len(self.lists) == len(self.sized) <= most
+        plain = self.stamped and self.cell is None and self.order is None and not others
+        return plain and len(self.lists) == len(self.sized) <= most
 
     def read(
         self,

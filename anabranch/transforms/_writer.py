@@ -55,6 +55,7 @@ class Writer:
         variables, self.cells = _writes_of(graphdef, report)
         self.indices = [write.entry for write in variables]
         self.read, self.assign = _access(graphdef, variables)
+        self.is_own = self.read is _access(graphdef, ())[0]  # Variables of this library
         self.replaced = [write.leaf for write in variables]
         self.sources = [write.source for write in variables]
         self._old, self._new = picker(self.replaced), _Values(self.sources)
