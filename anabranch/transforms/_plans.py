@@ -239,6 +239,8 @@ def _forget(
     plan = None if plans is None else plans.get(key)
     if plans is not None and plan is not None and any(p.segment is dead for p in plan.parts):
         del plans[key]
-        follow = followers()
-        for first in [k for k, f in (follow or {}).items() if plan_of(f) is plan]:
-            follow.pop(first, None)  # type: ignore[union-attr]
+        table_of_followers = followers()
+        if table_of_followers is not None:
+            for first, follower in [*table_of_followers.items()]:
+                if plan_of(follower) is plan:
+                    table_of_followers.pop(first, None)

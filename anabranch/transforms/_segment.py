@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence, Sized
-from itertools import chain, repeat
+from itertools import accumulate, chain, repeat
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -94,8 +94,7 @@ class Segment:
         self.reads_more = False  # than Variables
         self.order: Any = None
         self._total, self._addresses = 0, b""
-        self.lists: list[tuple[list[Any], list[Any]]] = []
-        """Lists and what they held, if nothing else has to be compared."""
+        self.lists: list[tuple[list[Any], list[Any]]] = []  # and what they held; for followers
         self._where: tuple[Any, Any] | None = None
 
     def finish(self) -> None:
@@ -103,15 +102,8 @@ class Segment:
         if self.cell is not None:
             self.snapshot += [*map(self.cell.metadata, self.others), *map(type, self.others)]
             self.kept += [True] * (2 * len(self.others))
-        self.reads_more = bool(
-            self.live
-            or not self.stamped
-            or self.opened
-            or self.functions
-            or self.cells
-            or self.constants
-            or self.order is not None
-        )
+        more = (self.live, self.opened, self.functions, self.cells, self.constants)
+        self.reads_more = any(map(bool, more)) or not self.stamped or self.order is not None
         self._total = len(self.kept)
         kept = np.array(self.kept, bool)
         self._addresses = _objects(self.snapshot, len(self.snapshot)).tobytes()
@@ -119,17 +111,18 @@ class Segment:
             self._where = (np.flatnonzero(kept), np.flatnonzero(~kept))
         if self.functions:
             self.watch = Watch(self.functions)
-        if kept.all() and all(type(holder) is list for holder in self.sized):
-            at = 0
-            for holder, size in zip(self.sized, self.sizes, strict=True):
-                self.lists.append((cast("list[Any]", holder), self.snapshot[at : at + size]))
-                at += size
 
     def reads_variables_and_lists(self, most: int) -> bool:
         """Tell whether that is all, and there are no more than so many lists."""
         others = self.opened or self.functions or self.cells or self.constants or self.plain
         plain = self.stamped and self.cell is None and self.order is None and not others
-        return plain and len(self.lists) == len(self.sized) <= most
+        lists = all(self.kept) and all(type(holder) is list for holder in self.sized)
+        if not (plain and lists and len(self.sized) <= most):
+            return False
+        ends = [*accumulate(self.sizes)]
+        held = [self.snapshot[e - n : e] for e, n in zip(ends, self.sizes, strict=True)]
+        self.lists = [*zip(cast("Any", self.sized), held, strict=True)]
+        return True
 
     def read(
         self,
