@@ -8,7 +8,6 @@ caller's objects: everything is computed first, then written under an undo log.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from anabranch.errors import (
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._build import Built, build
 from anabranch.graph._classify import NUMBER, OPAQUE, STATIC, UNKNOWN
-from anabranch.graph._flatten import Flat, namer
+from anabranch.graph._flatten import COMMITS, Flat, namer
 from anabranch.graph._function import FUNCTION, lasting
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._static import EXACT_BY_TYPE
@@ -233,7 +232,7 @@ def changed_meanwhile(where: str, cls: type) -> ConcurrentWriteError:
     )
 
 
-_COMMIT = threading.RLock()
+_COMMIT = COMMITS.lock
 
 
 def commit(
@@ -258,6 +257,7 @@ def commit(
             if expected is not None and not kind.holds(obj, *expected[i]):
                 where = name(indices[i]) if name is not None else type(obj).__name__
                 raise changed_meanwhile(where, type(obj))
+        COMMITS.begun += 1
         try:
             for obj, cls, (extra, keys, values) in writes:
                 kind = _classify.rule_of(obj)
@@ -273,3 +273,5 @@ def commit(
                 kind = _classify.rule_of(obj)
                 kind.fill(obj, extra, keys, values)
             raise
+        finally:
+            COMMITS.ended = COMMITS.begun

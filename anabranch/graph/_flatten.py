@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,19 @@ class Flat:
         return self.leaves[leaf] if variable < 0 else self.objects[variable]
 
 
+class _Commits:
+    """How many commits of any thread have begun, and how many have ended."""
+
+    __slots__ = ("begun", "ended", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.begun = self.ended = 0
+
+
+COMMITS = _Commits()
+
+
 def flatten(obj: Any, *, numbers: bool = False) -> Flat:
     """Flatten an object and all that it reaches.
 
@@ -37,6 +51,20 @@ def flatten(obj: Any, *, numbers: bool = False) -> Flat:
     Raises:
         NodeTypeError: something is neither an array, a node, a value nor a static.
     """
+    ended = COMMITS.ended
+    try:
+        flat = _flatten(obj, numbers=numbers)
+        if COMMITS.begun == ended:
+            return flat
+    except Exception:
+        if COMMITS.begun == ended:
+            raise
+    # another thread was writing: what was seen may be half of it, or an emptied dictionary
+    with COMMITS.lock:
+        return _flatten(obj, numbers=numbers)
+
+
+def _flatten(obj: Any, *, numbers: bool) -> Flat:
     walk = Walk()
     root = walk.edge(obj, numbers=numbers)
     graphdef = GraphDef(tuple(walk.rows), root, len(walk.leaves))

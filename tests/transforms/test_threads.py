@@ -171,6 +171,31 @@ class TestWriters:
         assert (int(tally.n), int(tally.array), tally.static, tally.grown) == (0, 0, 0, [])
         assert int(tally.inner[0]) == 7
 
+    def test_a_walk_never_sees_half_of_what_another_call_writes(self):
+        net, calls = Net(), 1_500
+        held = net.layers[2]
+        held["c"] = ab.Param(jnp.zeros(3))
+
+        @transforms.jit
+        def rotate(net: Any) -> None:  # the dictionary is emptied and filled again
+            held = net.layers[2]
+            first = next(iter(held))
+            held[first] = held.pop(first)
+
+        @transforms.jit
+        def total(net: Any) -> Any:
+            return sum(v.value.sum() for v in net.layers[2].values())
+
+        def write() -> None:
+            for _ in range(calls):
+                rotate(net)
+
+        def read() -> None:
+            for _ in range(calls):
+                assert float(total(net)) == 6.0
+
+        together(write, read, read)
+
     def test_objects_of_their_own_do_not_hinder_each_other(self):
         count = transforms.jit(Tally.count)
 
