@@ -38,6 +38,7 @@ from anabranch.transforms._segment import Segment
 from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._writer import Writer
 
+_FEW = 4
 _FILE = f"<{__name__}>"
 _LISTS = 8  # lists that are compared one by one; more are compared in one pass
 
@@ -215,14 +216,24 @@ class _Follower:
         source.names["found"] = FOUND_STAMP
         source.unless(f"found[0] is {source.constant(FOUND_STAMP[0])}")
         if watch:
-            source.names["captures_the_same"] = watch.is_same
-            source.unless("captures_the_same()")
+            self._compare_captures(watch)
         self._guard(arguments)
         self._read(arguments)
         self._call()
         self._write()
         self._return()
         return source.compile()
+
+    def _compare_captures(self, watch: Watch) -> None:
+        source = self.source
+        conditions = watch.conditions(source.constant)
+        if conditions is None:
+            source.names["captures_the_same"] = watch.is_same
+            source.unless("captures_the_same()")
+        elif conditions:
+            source.add("try:")
+            source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
+            source.add("except (LookupError, ValueError): return AGAIN")
 
     def _take_arguments(
         self, static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -319,37 +330,47 @@ class _Follower:
             source.add(f"if {now} is not {self.places[leaf]}: raise writer.changed({index})", 2)
             source.add(f"set_value(v, {new})", 2)
             return
-        self._write_many(owners)
-
-    def _write_many(self, owners: Sequence[int]) -> None:
-        writer, source = self.writer, self.source
-        if len(set(owners)) > 1:
-            raise Unplannable
-        (number,) = set(owners)
-        segment = self.segments[number]
-        own = [segment.objects[index] for index in writer.indices]
-        first = self.places.index(f"x{number}[0]")
-        if [*map(id, own)] == [*map(id, segment.variables)] and writer.replaced == [
-            first + i for i in range(len(own))
-        ]:
-            source.add(f"written, old = s{number}.variables, x{number}")
-        else:
-            pick = source.constant(operator.itemgetter(*writer.indices))
-            positions = [leaf - first for leaf in writer.replaced]
-            pick_old = source.constant(operator.itemgetter(*positions))
-            source.add(f"written, old = {pick}(s{number}.objects), {pick_old}(x{number})")
-        outputs = [~source for source in writer.sources]
-        if any(output < 0 for output in outputs):
-            new = f"({', '.join(map(self._value, writer.sources))},)"
-        elif outputs == [*range(len(outputs))]:
-            new = "out"
-        else:
-            new = f"{source.constant(operator.itemgetter(*outputs))}(out)"
-        source.add(f"new = {new}")
+        runs: list[tuple[str, str]] = []
+        start = 0
+        for end in range(1, len(owners) + 1):
+            if end == len(owners) or owners[end] != owners[start]:
+                runs.append(self._run(owners[start], start, end))
+                start = end
+        joined = [
+            parts[0] if len(parts) == 1 else f"({', '.join([f'*{part}' for part in parts])},)"
+            for parts in zip(*runs, strict=True)
+        ]
+        source.add(f"written, old = {', '.join(joined)}")
+        source.add(f"new = {self._outputs()}")
         source.add("with COMMIT:")
         now = "[v._value for v in written]" if writer.is_own else "map(get_value, written)"
         source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
         source.add("deque(map(set_value, written, new), 0)", 2)
+
+    def _run(self, number: int, start: int, end: int) -> tuple[str, str]:
+        """Return the Variables of one segment that are written, and what was read of them."""
+        writer, segment = self.writer, self.segments[number]
+        indices, leaves = writer.indices[start:end], writer.replaced[start:end]
+        first = self.places.index(f"x{number}[0]")
+        own = [segment.objects[index] for index in indices]
+        if [*map(id, own)] == [*map(id, segment.variables)] and leaves == [
+            *range(first, first + len(own))
+        ]:
+            return f"s{number}.variables", f"x{number}"
+        if len(own) <= _FEW:
+            objects = ", ".join([f"s{number}.objects[{index}]" for index in indices])
+            return f"({objects},)", f"({', '.join([self.places[leaf] for leaf in leaves])},)"
+        pick = self.source.constant(operator.itemgetter(*indices))
+        pick_old = self.source.constant(operator.itemgetter(*[leaf - first for leaf in leaves]))
+        return f"{pick}(s{number}.objects)", f"{pick_old}(x{number})"
+
+    def _outputs(self) -> str:
+        outputs = [~place for place in self.writer.sources]
+        if outputs == [*range(len(outputs))]:
+            return "out"
+        if len(outputs) <= _FEW or any(output < 0 for output in outputs):
+            return f"({', '.join(map(self._value, self.writer.sources))},)"
+        return f"{self.source.constant(operator.itemgetter(*outputs))}(out)"
 
     def _owner(self, index: int) -> int:
         """Return the number of the segment that a Variable belongs to."""

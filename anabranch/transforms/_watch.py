@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -95,6 +95,37 @@ class Watch:
         if now is None or [*map(id, now)] != self._ids:
             return False
         return all([ref() is not None for ref in self._refs])  # noqa: C419 - it is short
+
+    def conditions(self, constant: Callable[[Any], str]) -> list[str] | None:
+        """Return expressions that are all true if every place holds the same, for a follower.
+
+        They may raise `LookupError` and `ValueError` if a place is empty now. What they refer to is
+        kept alive.
+
+        Arguments:
+            constant: from a value to a name for it.
+
+        Returns:
+            None if there are places in containers, which are no part of this.
+        """
+        functions = [function.ref() for function in self._functions]
+        if self._live or not self.is_same() or None in functions:
+            return None
+        found: list[str] = []
+        for place, function in zip(self._functions, functions, strict=True):
+            if function is None or not all(place.filled):
+                return None
+            for cell in function.__closure__ or ():
+                found.append(f"{constant(cell)}.cell_contents is {constant(cell.cell_contents)}")
+            names, scope = function.__globals__, constant(function.__globals__)
+            found += [f"{scope}[{name!r}] is {constant(names[name])}" for name in place.names]
+            found += [f"{name!r} not in {scope}" for name in place.absent]
+            own, defaults = constant(function), function.__kwdefaults__
+            found.append(f"{own}.__defaults__ is {constant(function.__defaults__)}")
+            found.append(f"{own}.__kwdefaults__ is {constant(defaults)}")
+            for name, value in (defaults or {}).items():
+                found.append(f"{constant(defaults)}[{name!r}] is {constant(value)}")
+        return found
 
     def _now(self) -> list[Any] | None:
         now: list[Any] = []
