@@ -240,8 +240,10 @@ def check_shareable(obj: Any) -> None:
     """
     cls: type = type(obj)
     if isinstance(obj, types.FunctionType):
-        cells = [cell.cell_contents for cell in obj.__closure__ or () if cell != _EMPTY_CELL]
-        if any(map(_jax.is_tracer, cells)):
+        held = [cell.cell_contents for cell in obj.__closure__ or () if cell != _EMPTY_CELL]
+        held += obj.__defaults__ or ()
+        held += (obj.__kwdefaults__ or {}).values()
+        if _has_tracer(held):
             raise StaticValueError(
                 f"a function ({obj.__qualname__}) that closes over a traced array is left behind "
                 "by the traced function; return the array, or keep it in an attribute"
@@ -256,6 +258,18 @@ def check_shareable(obj: Any) -> None:
         "all later calls, and it may be mutable: make it outside and pass it as part of an "
         "argument, or decorate its class with `@graph.node`"
     )
+
+
+def _has_tracer(held: Any) -> bool:
+    pending, seen = [held], set[int]()
+    while pending:
+        x = pending.pop()
+        if isinstance(x, (tuple, list, dict)) and id(x) not in seen:
+            seen.add(id(x))
+            pending += x.values() if isinstance(x, dict) else x
+        elif _jax.is_tracer(x):
+            return True
+    return False
 
 
 _EMPTY_CELL = types.CellType()

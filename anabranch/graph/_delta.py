@@ -8,14 +8,15 @@ caller's objects: everything is computed first, then written under an undo log.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from anabranch.errors import (
     CapturedWriteError,
     ConcurrentWriteError,
     NodeTypeError,
-    StaticValueError,
     ValueWriteError,
 )
 from anabranch.graph import _classify, _kinds, _static
@@ -110,11 +111,8 @@ def diff(
     entries: list[tuple[int, Entry]] = []
     variables = _variables_around(graphdef) if changed else {}
     for index, contents in changed:
-        try:
-            entry = walk.entry(twins[index], contents, variables.get(index))
-            entries.append((index, entry))
-        except (NodeTypeError, StaticValueError) as error:
-            raise type(error)(f"{name(index)}{error}") from None
+        called = functools.partial(name, index)
+        entries.append((index, walk.entry(twins[index], contents, variables.get(index), called)))
     root = walk.edge(result, "the return value", numbers=lanes)
     check_made_here(walk.objects)
     new = tuple([_lasting(entry) if entry.kind is FUNCTION else entry for entry in walk.table()])
@@ -181,6 +179,8 @@ def _changes(graphdef: GraphDef, built: Built) -> list[tuple[int, Contents]]:
 def check_made_here(objects: Sequence[Any]) -> None:
     """Raise for objects of an outer trace, which would come back as copies of themselves."""
     for obj in objects:
+        if isinstance(obj, FunctionType):  # what is no object in it is the same for all calls
+            _classify.check_shareable(obj)
         kind: Any = _classify.rule_of(obj)
         if not kind.is_owned(obj):
             raise CapturedWriteError(

@@ -2,9 +2,10 @@
 
 While a function runs on twins, its **scope** is open. A Variable of an outer level that it reaches
 in a way that nobody could foresee is then found by its own reads and writes: its twin stands for
-it. If it has none, it is *found*: the run is in vain, and is done again with the Variable as one of
-the inputs. Until then a stand-in with the value of the Variable keeps the function going, so that
-one run finds them all.
+it. Unless that was known, it is *found*: the run is in vain, and is done again with the Variable as
+an input of its own. Until then a stand-in with the value of the Variable keeps the function going,
+so that one run finds them all. An object that is an argument and is reached in such a way, too, is
+found like any other: in the next call the argument may be another one.
 
 A function that JAX traces and keeps must never see such a value, which would stay in its trace:
 there, finding a Variable ends the run at once.
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anabranch import _jax
+from anabranch.errors import CapturedWriteError
 from anabranch.graph._tokens import current_token, token_of, trace_of
 
 OPEN: list[Scope] = []
@@ -51,13 +53,21 @@ class Scope:
         outer: the objects that have twins, by index; None if nobody knows them any more.
         twins: their twins, by index.
         opener: the trace that the transform was called in.
+        captured: those of the objects that were found before.
     """
 
-    def __init__(self, outer: Sequence[Any] | None, twins: Sequence[Any], opener: Any) -> None:
+    def __init__(
+        self,
+        outer: Sequence[Any] | None,
+        twins: Sequence[Any],
+        opener: Any,
+        captured: Sequence[Any] = (),
+    ) -> None:
         self._lifts = outer is not None
         # with the objects themselves, so that ids stay valid
         self._pairs = [] if outer is None else [*zip(outer, twins, strict=True)]
-        self._known = {id(obj): twin for obj, twin in self._pairs}
+        self._inputs = {id(obj): twin for obj, twin in self._pairs}
+        self._known = {id(x): self._inputs[id(x)] for x in captured if id(x) in self._inputs}
         self._opener = opener
         self._parent: Scope | None = None
         self.found: list[Any] = []
@@ -82,11 +92,27 @@ class Scope:
 
     def stands_for(self, obj: Any) -> Any:
         """Return what stands for an object: its twin, or the object itself."""
-        twin = self._known.get(id(obj))
-        if twin is None and self._parent is not None:
+        outer = obj
+        if id(obj) not in self._inputs and self._parent is not None:
             outer = self._parent.stands_for(obj)
-            twin = self._known.get(id(outer), outer)
-        return obj if twin is None else twin
+        twin = self._inputs.get(id(outer))
+        if twin is None:
+            return outer
+        self._note(outer, twin)
+        return twin
+
+    def _note(self, outer: Any, twin: Any) -> None:
+        """Note that an input is reached in a hidden way, too."""
+        if not self._lifts or id(outer) in self._known:
+            return
+        if not type(outer).__weakrefoffset__:  # it could not be remembered
+            raise CapturedWriteError(
+                f"a {type(outer).__name__} is reached both as an argument and in a way that cannot "
+                "be seen (behind an object that is no node, say), and is returned or was assigned "
+                "to an attribute from there: use the argument"
+            )
+        self.found.append(outer)
+        self._known[id(outer)] = twin
 
     def variable(self, variable: Any) -> Any:
         """Return what stands for a Variable here; it becomes an input if it is none yet."""
@@ -97,12 +123,19 @@ class Scope:
             if self.found and id(twin) in map(id, self.stand_ins):
                 self._check_not_kept()
             return twin
-        if id(variable._token) not in self._outside:
-            return variable  # it was made here, in a plain transform of JAX
-        outer = variable if self._parent is None else self._parent.variable(variable)
-        twin = self._known.get(id(outer))
-        if twin is None:
-            twin = self._find(outer) if self._lifts else outer
+        outer = variable
+        if id(variable) not in self._inputs:
+            if id(variable._token) not in self._outside:
+                return variable  # it was made here, in a plain transform of JAX
+            if self._parent is not None:
+                outer = self._parent.variable(variable)
+        twin = self._inputs.get(id(outer))
+        if twin is not None:
+            self._note(outer, twin)
+        else:
+            twin = self._known.get(id(outer))
+            if twin is None:
+                twin = self._find(outer) if self._lifts else outer
         self._pairs.append((variable, twin))
         self._known[id(variable)] = twin
         return twin

@@ -7,7 +7,7 @@ is new only, which is how the inside of a transform says what has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -101,13 +101,23 @@ class Walk:
         contents = (None, range(1), (obj,))
         return self._run(_kinds.LIST, None, contents, numbers, None, name)[0]
 
-    def entry(self, obj: Any, contents: Contents, variable: str | None = None) -> Entry:
+    def entry(
+        self,
+        obj: Any,
+        contents: Contents,
+        variable: str | None = None,
+        name: Callable[[], str] = str,
+    ) -> Entry:
         """Encode a known object whose contents have changed, and what it reaches that is new.
 
         Arguments:
             obj: the object.
             contents: what it holds now.
             variable: the class of the Variable whose value it belongs to.
+            name: returns how error messages call it.
+
+        Raises:
+            NodeTypeError: for an object in it that can be neither walked nor compared.
         """
         kind = _classify.rule_of(obj)
         assert isinstance(kind, Kind)
@@ -116,7 +126,7 @@ class Walk:
         numbers = variable is not None and self._variable_numbers
         if kind.numbers is not None:
             numbers = kind.numbers
-        edges = self._run(kind, type(obj), contents, numbers, variable, "")
+        edges = self._run(kind, type(obj), contents, numbers, variable, name)
         return Entry(kind, type(obj), contents[0], contents[1], tuple(edges))
 
     def _run(
@@ -126,7 +136,7 @@ class Walk:
         contents: Contents,
         numbers: bool,
         variable: str | None,
-        name: str,
+        name: str | Callable[[], str],
     ) -> list[Edge]:
         """Encode the contents of an object; return an edge for each."""
         ids, rules, rows, stack = self.ids, RULES, self.rows, self._stack
@@ -175,7 +185,8 @@ class Walk:
                     numbers = kind.numbers
         except (NodeTypeError, StaticValueError) as error:
             stack.append((index, kind, cls, extra, keys, rest, edges, numbers, variable))
-            where = f"{name}{self._path()}".lstrip(".")
+            called = name if isinstance(name, str) else name()
+            where = f"{called}{self._path()}".lstrip(".")
             raise type(error)(bounded(f"{where}: {error}" if where else str(error))) from None
         finally:
             stack.clear()

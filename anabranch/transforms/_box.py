@@ -145,7 +145,8 @@ def run_inside(
     twins = [built.objects[i] for i in nodes]
     attempt = attempt_for(graphdef)
     outer = None if attempt is None else [attempt.flat.objects[i] for i in nodes]
-    scope = Scope(outer, twins, None if attempt is None else attempt.opener)
+    opener, captured = (None, ()) if attempt is None else (attempt.opener, attempt.captured)
+    scope = Scope(outer, twins, opener, captured)
     scopes = open_scopes()
     depth = len(scopes)
     try:

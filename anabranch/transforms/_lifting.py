@@ -37,11 +37,12 @@ class Capturing(NamedTuple):
 class Attempt:
     """A transformed call: what was split for it, and what was found in the attempts before."""
 
-    __slots__ = ("found", "function", "opener", "scope", "split")
+    __slots__ = ("captured", "found", "function", "opener", "scope", "split")
 
     def __init__(self) -> None:
         self.opener = _jax.current_trace()
-        self.found: list[Variable] = []
+        self.found: list[Any] = []
+        self.captured: list[Any] = []  # what was found, and what is remembered
         self.split: list[Flat] = []
         self.scope: Scope | None = None
         self.function: Any = None
@@ -134,6 +135,7 @@ def with_found(function: Any, functions: Sequence[Any]) -> Any:
     if _FOUND:
         mine = {id(variable) for variable in found}
         found = [*[v for v in _known(attempt.function) if id(v) not in mine], *found]
+    attempt.captured = found
     return Capturing(function, tuple(found)) if found else function
 
 

@@ -203,6 +203,59 @@ class TestIdentity:
         assert whole is layer
         assert int(n) == 2
 
+    @pytest.mark.parametrize("transform", [transforms.jit, transforms.remat])
+    def test_hidden_and_passed_may_be_two_objects_in_the_next_call(self, transform):
+        def run(transform):
+            layer, other = Layer(), Layer()
+            hidden = types.SimpleNamespace(layer=layer)
+
+            def f(m):
+                m.n.value += 1
+                hidden.layer.n.value *= 3
+                return m.n.value
+
+            f = transform(f)
+            results = [int(f(m)) for m in (layer, layer, other, layer, other)]
+            return results, int(layer.n), int(other.n)
+
+        assert run(transform) == run(lambda f: f)
+
+    @pytest.mark.parametrize("name", ["n", None])
+    def test_what_is_hidden_is_never_taken_for_an_argument(self, name):
+        layer, other = Layer(), Layer()
+        hidden = types.SimpleNamespace(layer=layer)
+
+        @transforms.jit
+        def f(m):
+            m.kept = hidden.layer if name is None else getattr(hidden.layer, name)
+            return m.kept
+
+        expected = layer if name is None else layer.n
+        for m in (layer, layer, other, other):
+            assert f(m) is expected
+            assert m.kept is expected
+
+    def test_a_hidden_list_is_never_taken_for_an_argument(self):
+        hidden = types.SimpleNamespace(list=[ab.Variable(0)])
+        f = transforms.jit(lambda x: [hidden.list])
+        with pytest.raises(CapturedWriteError):
+            f(hidden.list)
+
+    def test_what_is_captured_and_hidden_may_be_two_objects_in_the_next_call(self):
+        layer, other = Layer(), Layer()
+        hidden = types.SimpleNamespace(layer=layer)
+        held = layer
+
+        @transforms.jit
+        def f():
+            hidden.layer.n.value += 1
+            return held.n.value
+
+        assert [int(f()), int(f())] == [1, 2]
+        held = other
+        assert [int(f()), int(f())] == [0, 0]
+        assert int(layer.n) == 4
+
     def test_a_function_that_is_returned_closes_over_the_callers_objects(self):
         layer = Layer()
 

@@ -441,6 +441,7 @@ class TestTraceCounts:
             transforms.switch(0, [h, h], traces)
             return [weakref.ref(x) for x in (model, held, f, g, h, traces)]
 
+        gc.collect()  # what other tests have left
         before = len(_runners.DIRECT)
         refs = run()
         gc.collect()

@@ -290,6 +290,24 @@ class TestStatics:
             m.late = lambda: traced
 
         layer = Layer()
+        with pytest.raises(ab.errors.StaticValueError, match=r"^args\[0\]\.late: .*closes over"):
+            transforms.jit(f)(layer)
+        assert not hasattr(layer, "late")
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda m, traced: lambda: traced + m.w,
+            lambda m, traced: lambda x=traced: x + m.w,
+            lambda m, traced: lambda *, x=traced: x + m.w,
+            lambda m, traced: lambda x=(1, {"a": [traced]}): x[1]["a"][0] + m.w,
+        ],
+    )
+    def test_nor_those_that_reach_an_object_as_well(self, make):
+        def f(m):
+            m.late = make(m, m.w * 2)
+
+        layer = Layer()
         with pytest.raises(ab.errors.StaticValueError, match="closes over"):
             transforms.jit(f)(layer)
         assert not hasattr(layer, "late")
