@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch import _jax
-from anabranch.graph import _classify, _scope, _static, _tokens
+from anabranch.graph import _classify, _scope, _tokens
 from anabranch.graph._delta import _COMMIT
 from anabranch.graph._kinds import Kind
 from anabranch.graph._tokens import STRUCTURE
@@ -35,104 +35,12 @@ from anabranch.transforms._call import Selection
 from anabranch.transforms._lifting import FOUND_STAMP
 from anabranch.transforms._plan import AGAIN, Plan
 from anabranch.transforms._segment import Segment
+from anabranch.transforms._source import FILE, Arguments, Source
 from anabranch.transforms._watch import Unplannable, Watch
-from anabranch.transforms._writer import Writer
+from anabranch.transforms._writer import Writer, holder_of, read_cell
 
 _FEW = 4
-_FILE = f"<{__name__}>"
 _LISTS = 8  # lists that are compared one by one; more are compared in one pass
-
-
-class _Source:
-    """The source of a function, and the names that it uses."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.names: dict[str, Any] = {}
-        self._count = 0
-
-    def add(self, line: str, depth: int = 1) -> None:
-        self.lines.append("    " * depth + line)
-
-    def unless(self, condition: str) -> None:
-        """Go the general way unless a condition holds."""
-        self.add(f"if not ({condition}): return AGAIN")
-
-    def fresh(self, prefix: str = "a") -> str:
-        self._count += 1
-        return f"{prefix}{self._count}"
-
-    def constant(self, value: Any) -> str:
-        name = self.fresh("c")
-        self.names[name] = value
-        return name
-
-    def compile(self) -> Any:
-        source = "\n".join(["def follow(args, kwargs):", *self.lines])
-        exec(compile(source, _FILE, "exec"), self.names)
-        return self.names["follow"]
-
-
-class _Arguments:
-    """The part that takes the arguments of a call apart, and compares them."""
-
-    def __init__(self, source: _Source) -> None:
-        self.source = source
-        self.roots: list[tuple[str, Any]] = []  # the variable, and the Module
-        self.starts: list[int] = []  # how many leaves come before each root
-        self.leaves: list[str] = []
-        self._containers: list[str] = []
-
-    def take(self, name: str, x: Any) -> None:
-        """Compare what a variable holds with what it held when the plan was made."""
-        source, cls = self.source, type(x)
-        rule = _classify.RULES.get(cls)
-        if rule is _classify.LEAF or rule is _classify.NUMBER:
-            source.unless(f"type({name}) in {source.constant(_leaf_types())}")
-            self.leaves.append(name)
-        elif isinstance(rule, Kind) and rule.is_root:
-            source.unless(f"id({name}) == {id(x)}")
-            self.roots.append((name, x))
-            self.starts.append(len(self.leaves))
-        elif cls in _static.EXACT_BY_TYPE:
-            self.take_static(name, x)
-        elif cls in (list, tuple, dict):
-            self._take_container(name, x, cls)
-        else:
-            raise Unplannable
-
-    def take_static(self, name: str, x: Any) -> None:
-        if type(x) not in _static.EXACT_BY_TYPE:
-            raise Unplannable
-        value, cls = self.source.constant(x), self.source.constant(type(x))
-        self.source.unless(f"{name} is {value} or (type({name}) is {cls} and {name} == {value})")
-
-    def _take_container(self, name: str, x: Any, cls: type) -> None:
-        source = self.source
-        source.unless(f"type({name}) is {cls.__name__} and len({name}) == {len(x)}")
-        children = [*x.values()] if cls is dict else [*x]
-        if cls is dict:
-            if any(type(key) is not str for key in x):
-                raise Unplannable
-            source.unless(f"[*{name}] == {source.constant([*x])}")
-        if cls is not tuple:  # a node
-            for other in self._containers:
-                source.unless(f"{name} is not {other}")
-            self._containers.append(name)
-        self.take_all(f"{name}.values()" if cls is dict else name, children)
-
-    def take_all(self, expression: str, children: Sequence[Any]) -> None:
-        if children:
-            names = [self.source.fresh() for _ in children]
-            self.source.add(f"{', '.join(names)}, = {expression}")
-            for name, child in zip(names, children, strict=True):
-                self.take(name, child)
-
-    def check_containers(self, segments: Sequence[str]) -> None:
-        """Compare the containers with what hangs on Modules: none may be both."""
-        for name in self._containers:
-            for segment in segments:
-                self.source.unless(f"id({name}) not in {segment}.ids")
 
 
 def make_follower(
@@ -177,7 +85,7 @@ class _Follower:
         general: Mapping[str, Any],
     ) -> None:
         self.plan, self.segments, self.report, self.writer = plan, segments, report, writer
-        self.source = source = _Source()
+        self.source = source = Source()
         source.names.update(
             {
                 **general,
@@ -220,7 +128,7 @@ class _Follower:
         self._guard(arguments)
         self._read(arguments)
         self._call()
-        self._write()
+        self._write(arguments)
         self._return()
         return source.compile()
 
@@ -237,8 +145,8 @@ class _Follower:
 
     def _take_arguments(
         self, static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> _Arguments:
-        source, arguments = self.source, _Arguments(self.source)
+    ) -> Arguments:
+        source, arguments = self.source, Arguments(self.source)
         chosen = static.of_args(args) if static.nums else ()
         names = [source.fresh() for _ in args]
         if names:
@@ -253,7 +161,7 @@ class _Follower:
                 (arguments.take_static if key in static.names else arguments.take)(name, x)
         return arguments
 
-    def _guard(self, arguments: _Arguments) -> None:
+    def _guard(self, arguments: Arguments) -> None:
         source = self.source
         names: list[str] = []
         for i, part in enumerate(self.plan.parts):
@@ -261,8 +169,8 @@ class _Follower:
             source.add(f"s{i} = segment{i}()")
             source.unless(f"s{i} is not None")
             names.append(f"s{i}")
-        roots = [arguments.roots[part.root][0] for part in self.plan.parts]
-        arguments.check_containers(names)
+        roots = [arguments.roots[part.root] for part in self.plan.parts]
+        arguments.check_nodes(names)
         source.add("if STRUCTURE.stamp is not plan.structure:")
         comma = "," if names else ""
         source.add(
@@ -271,7 +179,7 @@ class _Follower:
             2,
         )
 
-    def _read(self, arguments: _Arguments) -> None:
+    def _read(self, arguments: Arguments) -> None:
         """Read the leaves, in the order of the walk."""
         source, at = self.source, 0
         for i, (part, segment) in enumerate(zip(self.plan.parts, self.segments, strict=True)):
@@ -287,7 +195,7 @@ class _Follower:
                     )
                 source.add(f"x{i} = [v._value for v in s{i}.variables]")
             else:
-                root = arguments.roots[part.root][0]
+                root = arguments.roots[part.root]
                 source.add(f"x{i} = s{i}.read({root}, True, True)")
                 source.unless(f"x{i} is not None")
             self.places += [f"x{i}[{n}]" for n in range(len(segment.leaves))]
@@ -314,27 +222,27 @@ class _Follower:
         ):
             source.add(line, depth)
 
-    def _write(self) -> None:
+    def _write(self, arguments: Arguments) -> None:
         writer, source = self.writer, self.source
+        if writer.cells:
+            self._write_cell(arguments)
+            return
         if not writer.writes:
             return
-        if writer.cells:
-            raise Unplannable
         owners = [self._owner(index) for index in writer.indices]
         if len(owners) == 1:
-            (number,), (index,), (leaf,) = owners, writer.indices, writer.replaced
-            source.add(f"v = s{number}.objects[{index}]")
-            new = self._value(writer.sources[0])
+            (index,), (leaf,) = writer.indices, writer.replaced
+            source.add(f"v = {self._object(index, arguments)}")
             source.add("with COMMIT:")
             now = "v._value" if writer.is_own else "get_value(v)"
             source.add(f"if {now} is not {self.places[leaf]}: raise writer.changed({index})", 2)
-            source.add(f"set_value(v, {new})", 2)
+            source.add(f"set_value(v, {self._value(writer.sources[0])})", 2)
             return
         runs: list[tuple[str, str]] = []
         start = 0
         for end in range(1, len(owners) + 1):
             if end == len(owners) or owners[end] != owners[start]:
-                runs.append(self._run(owners[start], start, end))
+                runs.append(self._run(owners[start], start, end, arguments))
                 start = end
         joined = [
             parts[0] if len(parts) == 1 else f"({', '.join([f'*{part}' for part in parts])},)"
@@ -347,19 +255,39 @@ class _Follower:
         source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
         source.add("deque(map(set_value, written, new), 0)", 2)
 
-    def _run(self, number: int, start: int, end: int) -> tuple[str, str]:
+    def _write_cell(self, arguments: Arguments) -> None:
+        """Write one array that is an attribute or an element; more take an undo log."""
+        source = self.source
+        if len(self.writer.cells) > 1 or self.writer.indices:
+            raise Unplannable
+        (write,) = self.writer.cells
+        if write.source >= 0:
+            raise Unplannable
+        key = source.constant(self.writer.key(write))
+        source.names.update(holder_of=holder_of, read_cell=read_cell)
+        source.add(f"holder = holder_of({self._object(write.entry, arguments)})")
+        source.add("with COMMIT:")
+        source.add(
+            f"if read_cell(holder, {key}) is not {self.places[write.leaf]}:"
+            f" raise writer.changed({write.entry})",
+            2,
+        )
+        source.add(f"holder[{key}] = {self._value(write.source)}", 2)
+
+    def _run(self, number: int, start: int, end: int, arguments: Arguments) -> tuple[str, str]:
         """Return the Variables of one segment that are written, and what was read of them."""
-        writer, segment = self.writer, self.segments[number]
+        writer = self.writer
         indices, leaves = writer.indices[start:end], writer.replaced[start:end]
+        if number < 0 or len(indices) <= _FEW:
+            objects = ", ".join([self._object(index, arguments) for index in indices])
+            return f"({objects},)", f"({', '.join([self.places[leaf] for leaf in leaves])},)"
+        segment = self.segments[number]
         first = self.places.index(f"x{number}[0]")
         own = [segment.objects[index] for index in indices]
         if [*map(id, own)] == [*map(id, segment.variables)] and leaves == [
             *range(first, first + len(own))
         ]:
             return f"s{number}.variables", f"x{number}"
-        if len(own) <= _FEW:
-            objects = ", ".join([f"s{number}.objects[{index}]" for index in indices])
-            return f"({objects},)", f"({', '.join([self.places[leaf] for leaf in leaves])},)"
         pick = self.source.constant(operator.itemgetter(*indices))
         pick_old = self.source.constant(operator.itemgetter(*[leaf - first for leaf in leaves]))
         return f"{pick}(s{number}.objects)", f"{pick_old}(x{number})"
@@ -373,11 +301,22 @@ class _Follower:
         return f"{self.source.constant(operator.itemgetter(*outputs))}(out)"
 
     def _owner(self, index: int) -> int:
-        """Return the number of the segment that a Variable belongs to."""
+        """Return the number of the segment that an object belongs to, -1 for the arguments."""
         for number, segment in enumerate(self.segments):
             if index in segment.objects:
                 return number
-        raise Unplannable
+        return -1
+
+    def _object(self, index: int, arguments: Arguments) -> str:
+        """Return an expression for an object."""
+        if index in self.plan.nodes:
+            return arguments.nodes[self.plan.nodes[index]]
+        if index in self.plan.roots:
+            return arguments.roots[self.plan.roots[index]]
+        number = self._owner(index)
+        if number < 0:
+            raise Unplannable
+        return f"s{number}.objects[{index}]"
 
     def _value(self, place: int) -> str:
         return self.places[place] if place >= 0 else f"out[{~place}]"
@@ -408,15 +347,10 @@ def followed_call() -> tuple[Any, Any, Any] | None:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == _FILE:
+        if frame.f_code.co_filename == FILE:
             return frame.f_globals["splitter"], frame.f_locals["args"], frame.f_locals["kwargs"]
         frame = frame.f_back
     return None
-
-
-def _leaf_types() -> frozenset[type]:
-    leaf = (_classify.LEAF, _classify.NUMBER)
-    return frozenset([cls for cls, rule in [*_classify.RULES.items()] if rule in leaf])
 
 
 def quick_key(args: Sequence[Any]) -> int:

@@ -75,14 +75,14 @@ class Plan:
     __slots__ = (
         "__weakref__",
         "_known",
-        "_nodes",
-        "_roots",
         "_variables",
         "calls",
         "function",
         "graphdef",
         "latest",
+        "nodes",
         "parts",
+        "roots",
         "structure",
     )
 
@@ -100,8 +100,8 @@ class Plan:
         self.calls = 0  # that followed it in the general way
         self.latest: _Known | None = None  # what the last of them did
         self.parts = parts
-        self._roots = roots  # from the index of a root to its number in the spine
-        self._nodes = nodes  # the same for the nodes of the spine
+        self.roots = roots  # from the index of a root to its number in the spine
+        self.nodes = nodes  # the same for the nodes of the spine
         self._known: dict[int, _Known] = {}
 
     def watch(self, segments: Sequence[Segment], forget: Callable[[Any], None]) -> None:
@@ -201,7 +201,7 @@ class Plan:
     ) -> list[tuple[int, Callable[[Any], Sequence[Any]]]]:
         runs: list[tuple[int, list[int]]] = []
         for index in indices:
-            number, key = -1, self._nodes.get(index)
+            number, key = -1, self.nodes.get(index)
             if key is None:
                 number = next(i for i, s in enumerate(segments) if index in s.objects)
                 key = index
@@ -217,10 +217,10 @@ class Plan:
         Raises:
             Unplannable: it is none that is known.
         """
-        if index in self._nodes:
-            return spine.nodes[self._nodes[index]]
-        if index in self._roots:
-            return spine.roots[self._roots[index]]
+        if index in self.nodes:
+            return spine.nodes[self.nodes[index]]
+        if index in self.roots:
+            return spine.roots[self.roots[index]]
         for segment in segments:
             if index in segment.objects:
                 return segment.objects[index]

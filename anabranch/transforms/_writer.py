@@ -97,12 +97,12 @@ class Writer:
         values = [leaves[w.source] if w.source >= 0 else outputs[~w.source] for w in self.cells]
         if not are_arrays(values):
             return False
-        places = [(_holder(resolve(w.entry)), self._key(w)) for w in self.cells]
+        places = [(holder_of(resolve(w.entry)), self.key(w)) for w in self.cells]
         with _COMMIT:
             if not all(map(operator.is_, map(self.read, variables), old)):
                 self.complain(variables, old)
             for cell, (holder, key) in zip(self.cells, places, strict=True):
-                if _read(holder, key) is not leaves[cell.leaf]:
+                if read_cell(holder, key) is not leaves[cell.leaf]:
                     raise self.changed(cell.entry)
             done: list[tuple[Any, Any, Any]] = []
             try:
@@ -140,7 +140,8 @@ class Writer:
 
         return write
 
-    def _key(self, write: _Write) -> Any:
+    def key(self, write: _Write) -> Any:
+        """Return the name or number of the place that is written."""
         entry = self.graphdef.entries[write.entry]
         key = entry.keys[write.position]
         return _kinds.key_value(key) if entry.kind is _kinds.DICT else key
@@ -178,7 +179,8 @@ def _is_owned(obj: Any) -> bool:
     return True
 
 
-def _holder(obj: Any) -> Any:
+def holder_of(obj: Any) -> Any:
+    """Return what the attributes or elements of an object are in."""
     kind: Any = _classify.rule_of(obj)
     if kind in (_kinds.MODULE, _kinds.OBJECT):
         return kind._attributes(obj)
@@ -186,7 +188,8 @@ def _holder(obj: Any) -> Any:
     return obj if attributes is None else attributes
 
 
-def _read(holder: Any, key: Any) -> Any:
+def read_cell(holder: Any, key: Any) -> Any:
+    """Return what is in a place."""
     try:
         return holder[key]
     except LookupError:

@@ -17,6 +17,9 @@ from tests.property.scenario import Call, Scenario
 
 CHUNK = 20
 
+# a number that an object holds and that every call changes is told, as it should be
+pytestmark = pytest.mark.filterwarnings("ignore::anabranch.errors.RetraceWarning")
+
 
 def repeated(scenario: Scenario) -> Scenario:
     """Make every call three times."""

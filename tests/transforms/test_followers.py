@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 import weakref
@@ -134,6 +135,97 @@ def test_other_arguments(name):
     args, kwargs = ARGUMENTS[name]
     check(jitted, step, ours, plain, *args, **kwargs)
     check(jitted, step, ours, plain, batch(), 2.0)
+
+
+@dataclasses.dataclass
+class Part:
+    w: Any
+    rate: float = 0.5
+    on: Any = True
+
+
+@dataclasses.dataclass
+class Other(Part):
+    """The same fields."""
+
+
+@dataclasses.dataclass
+class Whole:
+    parts: list[Part]
+    n: Any
+    v: Any
+
+
+def whole():
+    return Whole(
+        [Part(jnp.ones(2)), Part(jnp.full(2, 2.0))], jnp.array(0), ab.Variable(jnp.ones(2))
+    )
+
+
+def use(whole, x):
+    total = x
+    for part in whole.parts:
+        total = total * part.w + part.rate + (1 if part.on is True else 2)
+    whole.n = whole.n + 1
+    return total.sum() + whole.v[0]
+
+
+def write_variable(whole, x):
+    whole.v.value = whole.v + x
+    return whole.v.sum() + whole.parts[0].w[0]
+
+
+PARTS: dict[str, Callable[[Any], Any]] = {
+    "nothing": lambda w: None,
+    "an array": lambda w: setattr(w.parts[0], "w", jnp.full(2, 7.0)),
+    "a number becomes an array": lambda w: setattr(w.parts[0], "rate", jnp.ones(2)),
+    "a float": lambda w: setattr(w.parts[0], "rate", 0.25),
+    "a bool becomes a number": lambda w: setattr(w.parts[1], "on", 1),
+    "an attribute is added": lambda w: setattr(w.parts[1], "extra", 1),
+    "a part is replaced": lambda w: w.parts.__setitem__(0, Part(jnp.full(2, 3.0))),
+    "a part is there twice": lambda w: w.parts.__setitem__(0, w.parts[1]),
+    "parts change places": lambda w: w.parts.reverse(),
+    "a part more": lambda w: w.parts.append(Part(jnp.ones(2))),
+    "another class": lambda w: setattr(w.parts[1], "__class__", Other),
+    "the value of a Variable": lambda w: setattr(w.v, "value", jnp.full(2, 4.0)),
+    "metadata": lambda w: w.v.set_metadata(tag="x"),
+    "another Variable": lambda w: setattr(w, "v", ab.Cache(jnp.full(2, 9.0))),
+}
+
+
+@pytest.mark.parametrize("function", [use, write_variable])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_write_to_dataclasses_between_calls_is_seen(name, function):
+    jitted = transforms.jit(function)
+    ours, plain = whole(), whole()
+    for _ in range(4):
+        jitted(ours, 2.0)
+        function(plain, 2.0)
+    assert followed(jitted)
+    for world in (ours, plain):
+        PARTS[name](world)
+    for _ in range(3):
+        np.testing.assert_allclose(jitted(ours, 2.0), function(plain, 2.0), rtol=1e-5)
+        assert _close(ours, plain)
+
+
+def test_two_threads_lose_no_update_of_a_dataclass():
+    world, jitted, errors = whole(), transforms.jit(use), []
+
+    def run():
+        for _ in range(200):
+            try:
+                jitted(world, 1.0)
+            except ab.errors.ConcurrentWriteError:
+                errors.append(1)
+
+    jitted(world, 1.0)
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert int(world.n) == 801 - len(errors)
 
 
 def test_a_list_that_is_passed_twice_or_hangs_on_the_module():
