@@ -56,11 +56,14 @@ def encode(value: Any) -> Encoded:
             "frozenset, metadata), where it cannot be tracked: hold it in a list, a dict or a "
             "tuple"
         )
+    what = "hashed"
     try:
         hash(value)
-    except TypeError as error:
+        what = "compared"
+        bool(value == value)  # noqa: PLR0124 - does it say so, and by one truth value?
+    except Exception as error:
         raise StaticValueError(
-            f"a {cls.__qualname__} is static here but cannot be hashed ({error}); "
+            f"a {cls.__qualname__} is static here but cannot be {what} ({error}); "
             "hold an array, a node (a Module, a list, a dict, a class decorated with "
             "`@graph.node`) or a hashable value instead"
         ) from None

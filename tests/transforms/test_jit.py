@@ -284,6 +284,24 @@ class TestStatics:
             with pytest.raises((ab.errors.StaticValueError, ab.errors.NodeTypeError)):
                 transforms.jit(lambda make=make: make())()
 
+    @pytest.mark.parametrize("method", ["__hash__", "__eq__"])
+    def test_those_that_cannot_be_compared_are_refused_by_path(self, method):
+        def fail(*_):
+            raise RuntimeError("not me")
+
+        namespace = {"__hash__": lambda _: 1, "__eq__": lambda a, b: a is b, method: fail}
+        layer = Layer()
+        layer.value = type("Odd", (), namespace)()
+        with pytest.raises(ab.errors.StaticValueError, match=r"args\[0\]\.value: .*not me"):
+            transforms.jit(lambda m: m.w)(layer)
+
+    def test_those_that_are_compared_by_element_are_refused_by_path(self):
+        namespace = {"__hash__": lambda _: 1, "__eq__": lambda a, b: np.array([True, False])}
+        layer = Layer()
+        layer.value = type("Odd", (), namespace)()
+        with pytest.raises(ab.errors.StaticValueError, match=r"args\[0\]\.value: .*compared"):
+            transforms.jit(lambda m: m.w)(layer)
+
     def test_functions_that_close_over_tracers_cannot_be_left_behind(self):
         def f(m):
             traced = m.w * 2
