@@ -12,18 +12,67 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from anabranch.errors import FilterError
+from anabranch.graph._filters import to_predicate
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import Report
 from anabranch.transforms._call import Selection
 
 
-class Donation:
-    """A compiled function that donates; called with all leaves, like the one it wraps."""
+class Asked:
+    """What the user wants to be donated.
 
-    def __init__(self, compiled: Any, flat: Flat, selected: Selection, args: Sequence[Any]) -> None:
+    Arguments:
+        function: of the user.
+        options: of `jit`; those about donation are taken out.
+    """
+
+    def __init__(self, function: Any, options: dict[str, Any]) -> None:
+        numbers, names = options.pop("donate_argnums", None), options.pop("donate_argnames", None)
+        self._selected = Selection(function, numbers, names)
+        donate = options.pop("donate", None)
+        self._written = isinstance(donate, str) and donate == "written"
+        self._matches = None if donate is None or self._written else to_predicate(donate)
+
+    def __bool__(self) -> bool:
+        return bool(self._selected or self._written or self._matches is not None)
+
+    def leaves(self, flat: Flat, args: Sequence[Any]) -> frozenset[int]:
+        """Return the leaves that may be donated, if the function writes them.
+
+        Raises:
+            FilterError: a filter matches nothing.
+        """
+        asked = _leaves_of(flat, self._selected, args)
+        held = [i for i, holder in enumerate(_held_by_objects(flat)) if holder >= 0]
+        if self._written:
+            return asked.union(held)
+        if self._matches is None:
+            return asked
+        infos = flat.graphdef.infos
+        found = [i for i in held if self._matches(infos[i].path[2:], flat.owner(i))]
+        if not found:
+            kinds = sorted({infos[i].kind_text for i in held})
+            raise FilterError(
+                "the filter that was given as `donate` matches no array of an object among the "
+                f"arguments. The kinds that are there: {', '.join(kinds) or 'none'}"
+            )
+        return asked.union(found)
+
+
+class Donation:
+    """A compiled function that donates; called with all leaves, like the one it wraps.
+
+    Arguments:
+        compiled: the compiled function.
+        flat: a call.
+        asked: the leaves that may be donated.
+    """
+
+    def __init__(self, compiled: Any, flat: Flat, asked: frozenset[int]) -> None:
         self._options = dict(compiled.options)
         self._staged = jax.jit(compiled.run, inline=True)
-        self._asked = _leaves_of(flat, selected, args)
+        self._asked = asked
         self._is_cell = _held_by_objects(flat)
         self._compiled: dict[Any, tuple[frozenset[int], Any]] = {}
 

@@ -15,6 +15,7 @@ from anabranch.errors import StructureError
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._build import Built
 from anabranch.graph._delta import Diff
+from anabranch.graph._filters import Filter
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.transforms._box import (
@@ -27,7 +28,7 @@ from anabranch.transforms._box import (
     run_inside,
 )
 from anabranch.transforms._call import Selection, check_functions, flatten_call, with_static
-from anabranch.transforms._donate import Donation
+from anabranch.transforms._donate import Asked, Donation
 from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._lifting import lifting
 from anabranch.transforms._names import name_inside
@@ -120,9 +121,7 @@ class JitFunction(Remade, Generic[P, R]):
         self._static = Selection(
             function, options.pop("static_argnums", None), options.pop("static_argnames", None)
         )
-        self._donated = Selection(
-            function, options.pop("donate_argnums", None), options.pop("donate_argnames", None)
-        )
+        self._donated = Asked(function, options)
         self._in_shardings = options.pop("in_shardings", None)
         self._out_shardings = options.pop("out_shardings", None)
         self._options = options
@@ -183,7 +182,7 @@ class JitFunction(Remade, Generic[P, R]):
             options["out_shardings"] = (None, tuple(groups.shardings))
         compiled = Compiled(self._function, flat.graphdef, grouping, options)
         if self._donated:
-            compiled.function = Donation(compiled, flat, self._donated, args)
+            compiled.function = Donation(compiled, flat, self._donated.leaves(flat, args))
         return compiled
 
     def _without_static(self, shardings: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
@@ -329,6 +328,7 @@ def jit(
     static_argnames: str | Iterable[str] | None = None,
     donate_argnums: int | Sequence[int] | None = None,
     donate_argnames: str | Iterable[str] | None = None,
+    donate: Filter | None = None,
     keep_unused: bool = False,
     inline: bool = False,
     compiler_options: dict[str, Any] | None = None,
@@ -348,6 +348,8 @@ def jit(
         donate_argnums: positions of arguments whose buffers may be used again. Of objects, only
             arrays that the function writes are donated.
         donate_argnames: names of such arguments.
+        donate: "written", for the buffers of all arrays of objects that the call replaces; or a
+            filter, for those of them that it selects by path (below the argument) and kind.
         keep_unused: keep arguments that the function does not use.
         inline: inline the function into outer compiled ones.
         compiler_options: for the compiler.
@@ -355,6 +357,7 @@ def jit(
     Raises:
         NodeTypeError: an argument is neither an array, a node, a value nor a static.
         CapturedWriteError: the function writes an object that is none of its arguments.
+        FilterError: `donate` selects nothing.
 
     >>> import anabranch as ab
     >>> @ab.jit
@@ -373,6 +376,7 @@ def jit(
         "static_argnames": static_argnames,
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
+        "donate": donate,
         "keep_unused": keep_unused,
         "inline": inline,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from typing import Any, Required, TypedDict
 
+from anabranch.graph._filters import Filter
 from anabranch.transforms._specs import DiffState
 from anabranch.transforms._streams import Policy
 
@@ -21,6 +22,7 @@ class JitOptions(TypedDict, total=False):
     static_argnames: str | Iterable[str] | None
     donate_argnums: int | Sequence[int] | None
     donate_argnames: str | Iterable[str] | None
+    donate: Filter | None
     keep_unused: bool
     inline: bool
     compiler_options: dict[str, Any] | None
