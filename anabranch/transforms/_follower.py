@@ -218,7 +218,7 @@ class _Follower:
             ("raise", 2),
             ("if report is not report_then:", 1),
             (f"return finish(plan, [{inputs}], args, kwargs, report, groups)", 2),
-            ("out, = groups", 1),
+            ("out = groups[0] if len(groups) == 1 else [x for group in groups for x in group]", 1),
         ):
             source.add(line, depth)
 

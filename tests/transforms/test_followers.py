@@ -339,6 +339,29 @@ def test_other_shapes_are_traced_once():
     assert int(net.n) == 12
 
 
+def test_shardings_have_groups_of_their_own():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("i",))
+    whole, halves = [
+        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*names)) for names in ((), "i")
+    ]
+
+    def f(net, x):
+        net.n.value = net.n + 1
+        net.layers[0].b.value = net.layers[0].b + x
+        return x * 2, x + 1
+
+    jitted = transforms.jit(f, in_shardings=(whole, halves), out_shardings=(halves, whole))
+    net = Net()
+    for i in range(1, 6):
+        first, second = jitted(net, jnp.ones(2))
+        assert first.sharding.is_equivalent_to(halves, 1)
+        assert second.sharding.is_equivalent_to(whole, 1)
+        assert (first.tolist(), second.tolist()) == ([2.0, 2.0], [2.0, 2.0])
+        assert int(net.n) == i
+        assert net.layers[0].b.value.tolist() == [i, i]
+    assert followed(jitted)
+
+
 def test_inside_other_traces():
     net = Net()
     for _ in range(4):
