@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from anabranch.errors import NodeTypeError, ReadOnlyError, SpentTwinError
-from anabranch.graph._tokens import STRUCTURE, check_owned, current_token
+from anabranch.graph._tokens import STRUCTURE, current_token, owns, refuse
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
 _get: Callable[[Any, str], Any] = object.__getattribute__
@@ -27,6 +27,10 @@ IS_HEAP_TYPE = 1 << 9
 
 class _Identity:
     __slots__ = ("__weakref__", "_ab_plans", "_ab_stamp", "_ab_token")
+
+
+_token_of: Callable[[Any], Any] = vars(_Identity)["_ab_token"].__get__
+_set_stamp: Callable[[Any, Any], None] = vars(_Identity)["_ab_stamp"].__set__
 
 
 class _WithDict(_Identity):
@@ -113,14 +117,16 @@ class Module(_WithDict):
         return sorted({*dir(type(self)), *attributes_of(self)})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        check_owned(self, _get(self, "_ab_token"), f"set attribute {name!r}")
+        if not owns(_token_of(self)):
+            refuse(self, f"set attribute {name!r}")
         old = attributes_of(self).get(name, _ABSENT)
         _set(self, name, value)
-        if not (old is value or (isinstance(old, _ARRAYS) and isinstance(value, _ARRAYS))):
+        if old is not value and not (_is_array(old) and _is_array(value)):
             restamp(self)
 
     def __delattr__(self, name: str) -> None:
-        check_owned(self, _get(self, "_ab_token"), f"delete attribute {name!r}")
+        if not owns(_token_of(self)):
+            refuse(self, f"delete attribute {name!r}")
         object.__delattr__(self, name)
         restamp(self)
 
@@ -151,6 +157,12 @@ class Module(_WithDict):
 
 
 _ARRAYS = (jax.Array, np.ndarray)
+_NO_ARRAYS = frozenset({int, float, bool, str, type(None), list, dict, tuple, object})
+
+
+def _is_array(x: Any) -> bool:
+    # to ask JAX takes half a microsecond
+    return type(x) not in _NO_ARRAYS and isinstance(x, _ARRAYS)
 
 
 def restamp(module: Module) -> None:
@@ -158,7 +170,7 @@ def restamp(module: Module) -> None:
     stamp = object()
     # once before: who reads the stamps of modules must see that one may be new
     STRUCTURE.stamp = object()
-    _set(module, "_ab_stamp", stamp)
+    _set_stamp(module, stamp)
     STRUCTURE.stamp = stamp
 
 
