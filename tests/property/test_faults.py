@@ -118,7 +118,9 @@ def _leaving_open(function):
     return call
 
 
-@pytest.mark.parametrize("attempt", [AtPoint(0, kind="read"), AtStage("run")], ids=["a point", "a stage"])
+@pytest.mark.parametrize(
+    "attempt", [AtPoint(0, kind="read"), AtStage("run")], ids=["a point", "a stage"]
+)
 def test_nothing_is_injected_when_the_attempt_is_over(attempt):
     before = dict(vars(ab.Variable)), dict(vars(ab.Module))
     with attempt:
