@@ -35,7 +35,7 @@ def check_jit(model: Model, x: jax.Array) -> None:
 def check_jit_options(model: Model, x: jax.Array) -> None:
     assert_type(ab.jit(loss, static_argnames=("scale",), inline=True)(model, x), jax.Array)
     ab.jit(loss, static_argnames=1)  # pyright: ignore[reportArgumentType] - a str
-    ab.jit(loss, donate=0)  # pyright: ignore[reportCallIssue] - no such option
+    ab.jit(loss, donation=0)  # pyright: ignore[reportCallIssue] - no such option
 
 
 @ab.jit(donate_argnums=0)
