@@ -13,7 +13,8 @@ import anabranch as ab
 
 class Stepper(ab.Module):
     def __init__(self):
-        self.n = ab.Variable(jnp.array(0.0))
+        # not weakly typed: pickling such an array confuses jax 0.10, which then takes others for weak
+        self.n = ab.Variable(jnp.zeros(()))
         self.plain = self.step
         self.jit = ab.jit(self.step)
         self.twice = ab.jit(ab.remat(self.step))
