@@ -13,7 +13,7 @@ import anabranch as ab
 
 class Stepper(ab.Module):
     def __init__(self):
-        # not weakly typed: pickling such an array confuses jax 0.10, which then takes others for weak
+        # not weakly typed: jax 0.10 takes others for weak when such an array was pickled
         self.n = ab.Variable(jnp.zeros(()))
         self.plain = self.step
         self.jit = ab.jit(self.step)
