@@ -169,8 +169,13 @@ def made(
     return found, absent
 
 
+_WARM = 10  # calls
+
+
 def _count(step: Step, seconds: float, clock: Clock) -> int:
     """Return how many calls take about as long, and call it that often, to warm it up."""
+    for _ in range(_WARM):  # first calls trace, and make what later ones use
+        step.call()
     count = 1
     while count < 100_000 and count * _timed(step, count, clock) < seconds / 2:
         count *= 2
