@@ -117,6 +117,8 @@ class Plans:
         ) -> Any:
             """Finish a call that did something else than those before."""
             plans = me()
+            if plans is not None:  # it knows one report: the general way is shorter than this one
+                plans.followers.pop(quick_key(args), None)
             spine = None if plans is None else plans._reader.read(args, kwargs)
             flat = None if plans is None else plans._walk(plan, leaves, args, kwargs)
             if spine is None or flat is None:
