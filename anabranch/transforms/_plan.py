@@ -65,8 +65,6 @@ class _Known(NamedTuple):
     writer: Writer | None
     runs: Sequence[tuple[int, Callable[[Any], Sequence[Any]]]]
     """The segment that written Variables belong to, -1 for the spine, and which they are."""
-    writes_one: Callable[..., Any] | None = None
-    """All that there is to do where one Variable of a segment is written: a step counter, say."""
 
 
 class Plan:
@@ -163,8 +161,6 @@ class Plan:
         known = self._known.get(id(report)) or self.learn(spine, segments, report)
         self.latest = known
         outputs = groups[0] if len(groups) == 1 else [x for group in groups for x in group]
-        if known.writes_one is not None:
-            return known.writes_one(segments, leaves, outputs)
         writer = known.writer
         if writer is None:
             return AGAIN
@@ -185,10 +181,7 @@ class Plan:
         try:
             writer = Writer(self.graphdef, report, resolve)
             runs = self._runs(writer.indices, segments)
-            one = None
-            if len(runs) == 1 and runs[0][0] >= 0:
-                one = writer.writer_of_one(runs[0][0])
-            known = _Known(report, writer, runs, one)
+            known = _Known(report, writer, runs)
         except Unplannable:
             known = _Known(report, None, ())
         if len(self._known) >= _REPORTS:

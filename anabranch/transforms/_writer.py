@@ -116,30 +116,6 @@ class Writer:
                 raise
         return True
 
-    def writer_of_one(self, number: int) -> Callable[..., Any] | None:
-        """Return all of the above as one function, if one Variable is written, else None.
-
-        Arguments:
-            number: of the segment that the Variable belongs to.
-        """
-        if self.cells or len(self.indices) != 1 or self.result.takes_objects:
-            return None
-        (index,), (leaf,), (source,) = self.indices, self.replaced, self.sources
-        make_result = self.make_result
-        if source >= 0:
-            return None
-        output, read, set_value = ~source, self.read, self.assign
-
-        def write(segments: Sequence[Any], leaves: Sequence[Any], outputs: Sequence[Any]) -> Any:
-            variable = segments[number].objects[index]
-            with _COMMIT:
-                if read(variable) is not leaves[leaf]:
-                    raise self.changed(index)
-                set_value(variable, outputs[output])
-            return make_result(leaves, outputs, None)
-
-        return write
-
     def key(self, write: _Write) -> Any:
         """Return the name or number of the place that is written."""
         entry = self.graphdef.entries[write.entry]
