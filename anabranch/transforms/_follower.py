@@ -39,7 +39,7 @@ from anabranch.transforms._source import FILE, Arguments, Source
 from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._writer import Writer, holder_of, read_cell
 
-_FEW = 4
+_FEW = 4  # objects that are named one by one; more are picked in one call
 _LISTS = 8  # lists that are compared one by one; more are compared in one pass
 
 
