@@ -13,9 +13,11 @@ from anabranch.graph import _classify, _kinds, _spend, _static, _tokens
 from anabranch.graph._counterparts import add_counterpart
 from anabranch.graph._kind import Kind, Opened
 from anabranch.graph._leaf_info import LeafInfo
+from anabranch.graph._recording import RECORDERS
 from anabranch.interop import _layout
 from anabranch.interop._layout import NODES, OWN, STATE
 from anabranch.interop._nnx_reads_states import teach_flax
+from anabranch.interop._nnx_records import NNXRecords
 
 _VARIABLE_KEYS = ("value",)
 
@@ -190,6 +192,7 @@ class _HijaxKind(Kind):
 
 VARIABLE = _VariableKind("nnx variable")
 OBJECT = _ObjectKind("nnx object")
+MODULE = _ObjectKind("nnx module")
 LIST = _ListKind("nnx list")
 BRIDGED = _BridgedKind("nnx bridged object")
 STATE_KIND = _StateKind("nnx state")
@@ -226,9 +229,8 @@ class SpentObject(_layout.BASE):
 
 
 _spend.add_spent_class(VARIABLE, SpentVariable)
-_spend.add_spent_class(OBJECT, SpentObject)
-_spend.add_spent_class(LIST, SpentObject)
-_spend.add_spent_class(BRIDGED, SpentObject)
+for _kind in (OBJECT, MODULE, LIST, BRIDGED):
+    _spend.add_spent_class(_kind, SpentObject)
 
 
 def kind_of(cls: type) -> Kind | None:
@@ -238,7 +240,9 @@ def kind_of(cls: type) -> Kind | None:
     if issubclass(cls, _layout.BASE):
         if any(base.__module__.startswith("flax.nnx.bridge") for base in cls.__mro__):
             return BRIDGED
-        return LIST if getattr(cls, "_pytree__has_int_keys", False) else OBJECT
+        if getattr(cls, "_pytree__has_int_keys", False):
+            return LIST
+        return MODULE if issubclass(cls, nnx.Module) else OBJECT
     if issubclass(cls, nnx.State):
         return STATE_KIND
     return HIJAX if cls.__name__ == "HijaxVariable" else None
@@ -257,5 +261,6 @@ for _name in "Variable Param BatchStat Cache Intermediate Perturbation RngKey Rn
     if hasattr(nnx, _name):
         _THEIRS[getattr(graph, _name)] = getattr(nnx, _name)
         add_counterpart(getattr(graph, _name), getattr(nnx, _name))
+RECORDERS.update({MODULE: NNXRecords, BRIDGED: NNXRecords})
 _static.HOLDERS.extend([nnx.Variable, _layout.BASE])
 teach_flax()

@@ -9,25 +9,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 import jax
 
 from anabranch._boundary import boundary
 from anabranch.errors import ArgumentError, UpdateError, bounded, first_few
-from anabranch.graph import _kinds, _static
+from anabranch.graph import _kinds
+from anabranch.graph._classify import kind_of_variables
 from anabranch.graph._flatten import flatten
 from anabranch.graph._leaf_info import LeafInfo, LeafInfos, check_paths_are_disjoint, path_text
 from anabranch.graph._recording import (
-    ATTRIBUTE,
     Records,
     capturing,
+    held_for,
+    recorder_of,
     records_of,
     set_records,
 )
 from anabranch.graph._state import State
 from anabranch.graph._tokens import call_at_own_level
-from anabranch.graph._variable import Intermediate, Perturbation, Variable, stand_in
+from anabranch.graph._variable import Intermediate, Perturbation
 from anabranch.transforms._box import ONE_GROUP, finish, run_inside
 from anabranch.transforms._call import Call, flatten_call
 from anabranch.transforms._wrap import wrap
@@ -38,14 +40,14 @@ R = TypeVar("R")
 
 @overload
 def capture(
-    function: Callable[P, R], /, *kinds: type[Variable], init: State | None = None
-) -> Callable[P, tuple[R, State]]: ...
+    function: type | None = None, /, *kinds: type, init: State | None = None
+) -> Callable[[Callable[P, R]], Callable[P, tuple[R, State]]]: ...
 @overload
 def capture(
-    function: None = None, /, *kinds: type[Variable], init: State | None = None
-) -> Callable[[Callable[P, R]], Callable[P, tuple[R, State]]]: ...
+    function: Callable[P, R], /, *kinds: type, init: State | None = None
+) -> Callable[P, tuple[R, State]]: ...
 @boundary("capture")
-def capture(function: Any = None, /, *kinds: type[Variable], init: State | None = None) -> Any:
+def capture(function: Any = None, /, *kinds: type, init: State | None = None) -> Any:
     """Collect the values that `sow` and `perturb` record while a function runs.
 
     Values come from any depth and through every transform; vmap, pmap, shard_map and scan stack
@@ -55,7 +57,8 @@ def capture(function: Any = None, /, *kinds: type[Variable], init: State | None 
     other, the innermost that asks for a kind gets the values.
 
     Arguments:
-        function: a function, method or callable object.
+        function: a function, method or callable object. Without one, or with a kind in its place,
+            `capture` is a decorator.
         kinds: the kinds of Variables to collect; `Intermediate` if there are none.
         init: perturbations for `perturb` to add, as `capture(function, Perturbation)` has
             made them; then none are made.
@@ -81,13 +84,19 @@ def capture(function: Any = None, /, *kinds: type[Variable], init: State | None 
     >>> state[0]["x"][0].tolist()
     [0.0, 1.0, 2.0]
     """
+    if _is_kind(function):
+        function, kinds = None, (function, *kinds)
     asked = kinds or (() if init is not None else (Intermediate,))
     for kind in asked:
-        if not (isinstance(kind, type) and issubclass(kind, Variable)):
+        if not _is_kind(kind):
             raise ArgumentError(f"capture takes kinds of Variables, not {kind!r}")
     if function is None:
         return lambda f: _captured(f, asked, init)
     return _captured(function, asked, init)
+
+
+def _is_kind(x: Any) -> bool:
+    return isinstance(x, type) and kind_of_variables(x) is not None
 
 
 def _captured(function: Any, kinds: tuple[type, ...], init: State | None) -> Any:
@@ -106,7 +115,7 @@ class _Recorder(NamedTuple):
     path: tuple[Any, ...]
     module: Any
     records: Records
-    before: Records | None
+    before: Any
 
 
 def _record(call: Call, kinds: tuple[type, ...], init: State | None) -> Any:
@@ -127,7 +136,7 @@ def _record(call: Call, kinds: tuple[type, ...], init: State | None) -> Any:
 def _attach(
     call: Call,
     kinds: tuple[type, ...],
-    given: dict[tuple[Any, ...], dict[str, Variable]],
+    given: dict[tuple[Any, ...], dict[str, Any]],
     are_given: bool,
 ) -> Iterator[_Recorder]:
     """Give every Module that a call reaches its Records, and yield them."""
@@ -137,11 +146,12 @@ def _attach(
         if type(edge) is not int or edge < 0 or not visit.first:
             continue
         module = flat.objects[edge]
-        if not _can_record(flat.graphdef.entries[edge], module):
+        recorder = _recorder(module)
+        if recorder is None:
             continue
         path = _short(visit.path)
-        before = records_of(module)
-        records = Records(kinds, before, given=are_given)
+        before = held_for(module)
+        records = recorder(kinds, before, given=are_given)
         for name, variable in given.pop(path, {}).items():
             setattr(records, f"{name}/", variable)
         set_records(module, records)
@@ -166,17 +176,14 @@ def _made(call: Call, recorders: list[_Recorder]) -> list[_Recorder]:
         if type(visit.edge) is not int or visit.edge < 0 or not visit.first:
             continue
         module = flat.objects[visit.edge]
-        if id(module) not in known and _can_record(flat.graphdef.entries[visit.edge], module):
-            records = records_of(module)
-            if records is not None:
-                made.append(_Recorder(_short(visit.path), module, records, records.outer))
+        records = None if id(module) in known else records_of(module)
+        if records is not None:
+            made.append(_Recorder(_short(visit.path), module, records, records.outer))
     return made
 
 
-def _can_record(entry: Any, module: Any) -> bool:
-    if isinstance(module, Records):
-        return False
-    return entry.kind in (_kinds.MODULE, _kinds.OBJECT) and hasattr(module, "__dict__")
+def _recorder(module: Any) -> type[Records] | None:
+    return None if isinstance(module, Records) else recorder_of(module)
 
 
 def _short(path: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -190,14 +197,14 @@ def _short(path: tuple[Any, ...]) -> tuple[Any, ...]:
 _HOLDERS = ("__self__", "__wrapped__", "func")  # of methods, transformed functions and partials
 
 
-def _given(init: State | None) -> dict[tuple[Any, ...], dict[str, Variable]]:
+def _given(init: State | None) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Return the perturbations by the path of their module and by name."""
-    given: dict[tuple[Any, ...], dict[str, Variable]] = {}
+    given: dict[tuple[Any, ...], dict[str, Any]] = {}
     if init is not None:
         for info, leaf in zip(init.infos, init.leaves, strict=True):
-            kind = Perturbation if info.kind is jax.Array else info.kind
-            metadata = {key: _static.decode(cast("Any", value)) for key, value in info.metadata}
-            variable = stand_in(kind, leaf, metadata)
+            cls = Perturbation if info.kind is jax.Array else info.kind
+            kind = kind_of_variables(cls) or _kinds.VARIABLE
+            variable = kind.build(cls, info.metadata, ("value",), (leaf,))
             given.setdefault(info.path[:-1], {})[str(info.path[-1])] = variable
     return given
 
@@ -209,7 +216,7 @@ def _found(recorders: list[_Recorder]) -> Iterator[tuple[LeafInfo, Any]]:
             name, number = key.rsplit("/", 1)
             if not number and records.given:
                 continue  # it was not recorded, but given
-            own = (*path, name, int(number)) if number else (*path, name)
+            own = (*path, name, int(number)) if number.isdigit() else (*path, name)
             flat = flatten(variable)
             for info, leaf in zip(flat.graphdef.infos, flat.leaves, strict=True):
                 yield info._replace(path=(*own, *info.path)), leaf
@@ -218,16 +225,9 @@ def _found(recorders: list[_Recorder]) -> Iterator[tuple[LeafInfo, Any]]:
 def _detach(recorders: list[_Recorder], reached: Any) -> None:
     """Take the Records off, also from copies that the function has made of modules."""
     for _, module, _, before in recorders:
-        _restore(module, before)
+        set_records(module, before)
     ours = {id(recorder.module) for recorder in recorders}
     for obj in flatten(reached).objects:
         records = None if id(obj) in ours or obj is None else records_of(obj)
         if records is not None:
-            _restore(obj, records.outer)
-
-
-def _restore(module: Any, before: Records | None) -> None:
-    if before is not None:
-        set_records(module, before)
-    elif records_of(module) is not None:
-        delattr(module, ATTRIBUTE)
+            set_records(obj, records.outer)

@@ -9,6 +9,7 @@ import numpy as np
 
 from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph._build import Built
+from anabranch.graph._counterparts import is_kind
 from anabranch.graph._delta import Diff
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import Entry, GraphDef
@@ -167,7 +168,7 @@ def given_perturbations(graphdef: GraphDef) -> list[int]:
     for entry in entries:
         if issubclass(entry.cls, Records):
             below = [entries[e] for e in entry.edges if type(e) is int and e >= 0]
-            pending = [e for v in below if issubclass(v.cls, Perturbation) for e in v.edges]
+            pending = [e for v in below if is_kind(v.cls, Perturbation) for e in v.edges]
             while pending:
                 edge = pending.pop()
                 if type(edge) is int and edge < 0:
