@@ -118,17 +118,37 @@ class _HasInfos(typing.Protocol):
     def num_leaves(self) -> int: ...
 
 
-class LeafKey(typing.NamedTuple):
-    """The key of a leaf in the key paths of `jax.tree_util`; its text is the whole path.
+def path_name(path: Path) -> str:
+    """Return the name of a path in a file, `layers/0/w`; two paths have two names."""
+    return "/".join(map(_key_name, path)) or "()"
 
-    No `DictKey`: code that looks at the `key` of the last entry to find, say, all biases would
-    compare a tuple with a string, and silently find none.
+
+def _key_name(key: Hashable) -> str:
+    if type(key) is str:  # a name is itself, what may be read as something else is quoted
+        plain = (key[:1].isalpha() or key[:1] == "_") and "/" not in key
+        return key if plain else repr(key)
+    return str(key) if type(key) is int else f"({key!r})"
+
+
+class LeafKey(jax.tree_util.GetAttrKey):
+    """The key of a leaf in the key paths of `jax.tree_util`: the whole path, as a name.
+
+    One of JAX's own keys, as others know no more (orbax names what it saves by them); but no
+    `DictKey`: code that looks at the `key` of the last entry to find, say, all biases would
+    compare it with the name of one attribute, and silently find none.
     """
 
     path: Path
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(path_name(path))
+        self.path = path
+
     def __str__(self) -> str:
         return path_text(self.path)
+
+    def __reduce__(self) -> tuple[typing.Any, ...]:
+        return LeafKey, (self.path,)
 
 
 def check_paths_are_disjoint(infos: Sequence[LeafInfo]) -> None:

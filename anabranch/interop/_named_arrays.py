@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from anabranch.errors import StructureError, bounded, first_few
-from anabranch.graph._filters import Path
+from anabranch.graph._leaf_info import path_name
 from anabranch.graph._state import State
 
 
@@ -21,10 +21,11 @@ def to_named_arrays(state: State) -> dict[str, Any]:
         state: a State. Random keys become their bits, as no file knows them.
 
     Returns:
-        A dict in the order of the State: for `np.savez`, orbax or safetensors.
+        A dict in the order of the State: for `np.savez` or safetensors. Orbax saves a State as it
+        is, by the same names.
 
     Raises:
-        StructureError: two paths have one name.
+        StructureError: two keys that are neither strings nor integers have one `repr`.
 
     >>> import anabranch as ab
     >>> list(ab.interop.to_named_arrays(ab.state({"layers": [ab.Param(1.0), ab.Param(2.0)]})))
@@ -32,11 +33,11 @@ def to_named_arrays(state: State) -> dict[str, Any]:
     """
     named: dict[str, Any] = {}
     for path, leaf in state.flat().items():
-        name = _name(path)
+        name = path_name(path)
         if name in named:
             raise StructureError(
-                f"two leaves are called {name!r}: keys that differ in type only, or contain a "
-                "slash, cannot be told apart in a file"
+                f"two leaves are called {name!r}: keys that have one `repr` cannot be told apart "
+                "in a file"
             )
         named[name] = jax.random.key_data(leaf) if _is_key(leaf) else leaf
     return named
@@ -72,11 +73,7 @@ def from_named_arrays(named: Mapping[str, Any], like: State) -> State:
                 f"{first_few([*missing, *unknown])}\nto restore a part, filter the arrays"
             )
         )
-    return like.map(lambda path, leaf: _as(leaf, named[_name(path)]))
-
-
-def _name(path: Path) -> str:
-    return "/".join(map(str, path))
+    return like.map(lambda path, leaf: _as(leaf, named[path_name(path)]))
 
 
 def _is_key(leaf: Any) -> bool:
