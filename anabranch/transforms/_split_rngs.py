@@ -1,7 +1,7 @@
 """`split_rngs` and `fork_rngs`: random streams for lanes, by hand.
 
-`split_rngs` gives each stream a key for each lane while a call or a block runs; the stream has its
-own key again afterwards, and has advanced by one, as if it had been drawn from once.
+While a call or a block runs, each stream has other keys, made from its next one; it has its own
+key again afterwards, and has advanced by one, as if it had been drawn from once.
 """
 
 from __future__ import annotations
@@ -9,30 +9,54 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 
 from anabranch._boundary import boundary
 from anabranch.errors import FilterError, StructureError, bounded, first_few
-from anabranch.graph import _classify, _kinds
-from anabranch.graph._classify import value_of
+from anabranch.graph import _classify
+from anabranch.graph._classify import is_object, value_of
 from anabranch.graph._delta import Write, commit
-from anabranch.graph._filters import Filter, to_predicate
+from anabranch.graph._filters import Filter, to_predicates
 from anabranch.graph._flatten import flatten, namer
-from anabranch.graph._rngs import Rngs, RngStream
-from anabranch.graph._variable import Variable
+from anabranch.graph._merge import clone
 from anabranch.transforms._call import Call
 from anabranch.transforms._streams import batch_shape, find_streams, split_key
 from anabranch.transforms._wrap import wrap
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+Size: TypeAlias = "int | tuple[int, ...]"
+
+
+class _Sizes(NamedTuple):
+    """The shapes of the keys that take the place of the single ones; None leaves a stream alone."""
+
+    by_filter: list[tuple[Any, tuple[int, ...]]]  # the first filter that matches the key decides
+    others: tuple[int, ...] | None
+
+
+class _Chosen(NamedTuple):
+    """A stream that is to have other keys."""
+
+    key: Any  # the Variables
+    count: Any
+    shape: tuple[int, ...]
+
+    def new(self) -> tuple[Any, Any]:
+        """Return keys made from the next one, and as many counts."""
+        key, count = value_of(self.key), value_of(self.count)
+        single = self.shape == ()
+        keys = jax.random.fold_in(key, count) if single else split_key(key, count, self.shape)
+        return keys, jnp.zeros(self.shape, jnp.asarray(count).dtype)
 
 
 class SplitStreams:
-    """Split the random streams of an object while a block runs; made by `split_rngs`.
+    """Give the random streams of an object other keys while a block runs; see `split_rngs`.
 
     >>> import anabranch as ab
     >>> rngs = ab.Rngs(0)
@@ -41,18 +65,15 @@ class SplitStreams:
     (3,)
     """
 
-    def __init__(self, node: Any, splits: int | tuple[int, ...], only: Filter) -> None:
-        self._node, self._splits, self._only = node, splits, only
-        self._open: list[list[tuple[Variable, Any, Any]]] = []  # what was split, put in, before
+    def __init__(self, node: Any, sizes: _Sizes, action: str) -> None:
+        self._node, self._sizes, self._action = node, sizes, action
+        self._open: list[list[tuple[Any, Any, Any]]] = []  # Variables, what was put in, before
 
     def __enter__(self) -> None:
-        shape = (self._splits,) if isinstance(self._splits, int) else tuple(self._splits)
-        split: list[tuple[Variable, Any, Any]] = []
-        for key, count in _streams(self._node, self._only):
-            old_key, old_count = value_of(key), value_of(count)
-            zeros = jnp.zeros(shape, jnp.asarray(old_count).dtype)
-            split.append((key, split_key(old_key, old_count, shape), old_key))
-            split.append((count, zeros, old_count))
+        split: list[tuple[Any, Any, Any]] = []
+        for chosen in _choose(self._node, self._sizes, self._action):
+            for variable, new in zip((chosen.key, chosen.count), chosen.new(), strict=True):
+                split.append((variable, new, value_of(variable)))
         _write([(variable, new) for variable, new, _ in split])
         self._open.append(split)
 
@@ -70,12 +91,12 @@ class SplitStreams:
         _write(after)
         if moved and error is None:
             raise StructureError(
-                f"split_rngs: {len(moved)} keys of random streams were written while they were "
-                "split; the streams have the keys again that they had before"
+                f"{self._action}: {len(moved)} keys of random streams were written while they had "
+                "been replaced; the streams have the keys again that they had before"
             )
 
 
-def _write(values: list[tuple[Variable, Any]]) -> None:
+def _write(values: list[tuple[Any, Any]]) -> None:
     """Write values to Variables, all or none."""
     writes: list[Write] = []
     for variable, value in values:
@@ -85,37 +106,52 @@ def _write(values: list[tuple[Variable, Any]]) -> None:
     commit(writes)
 
 
-def _streams(node: Any, only: Filter) -> list[tuple[Variable, Variable]]:
-    """Return key and count of each stream that is to be split."""
+def _choose(node: Any, sizes: _Sizes, action: str) -> list[_Chosen]:
+    """Return the streams that are to have other keys."""
     flat = flatten(node)
-    predicate = to_predicate(only)
     infos, name = flat.graphdef.infos, namer(flat.graphdef)
-    chosen: list[tuple[Variable, Variable]] = []
+    predicates = to_predicates([f for f, _ in sizes.by_filter])
+    unused = set(range(len(predicates)))
+    chosen: list[_Chosen] = []
     other: list[str] = []
     for stream in find_streams(flat.graphdef):
         key: Any = flat.objects[stream.key_variable]
-        count: Any = flat.objects[stream.count_variable]
-        if not predicate(infos[stream.key_leaf].path, key):
+        path = infos[stream.key_leaf].path
+        matches = [i for i, predicate in enumerate(predicates) if predicate(path, key)]
+        size = sizes.by_filter[matches[0]][1] if matches else sizes.others
+        unused.difference_update(matches)
+        if size is None:
             other.append(name(stream.key_variable))
             continue
-        shape = batch_shape(value_of(key))
-        if shape:
+        if shape := batch_shape(value_of(key)):
             raise StructureError(
-                f"split_rngs: {name(stream.key_variable)} already holds keys of shape "
-                f"{shape}; a stream is split once: leave it out with `only`, or "
-                "give all sizes at once (`splits=(2, 3)`)"
+                f"{action}: {name(stream.key_variable)} already holds several keys, of shape "
+                f"{shape}; a stream is split once: leave it out with `only`, give all sizes at "
+                "once, as in (2, 3), or do it inside of the lanes"
             )
-        chosen.append((key, count))
+        chosen.append(_Chosen(key, flat.objects[stream.count_variable], size))
+    if chosen and unused:
+        known = [name(stream.key_variable) for stream in find_streams(flat.graphdef)]
+        raise StructureError(
+            bounded(
+                f"{action}: there is no stream {sizes.by_filter[min(unused)][0]!r} among these:\n"
+                f"{first_few(known)}"
+            )
+        )
     if not chosen:
         found = f"these were found:\n{first_few(other)}" if other else "there are none"
         raise FilterError(
             bounded(
-                f"split_rngs: no random stream is selected; {found}\nStreams are looked for in the "
+                f"{action}: no random stream is selected; {found}\nStreams are looked for in the "
                 "arguments of a decorated function (and in what it is bound to), or in the object "
                 "that is given"
             )
         )
     return chosen
+
+
+def _shape(size: Size | None) -> tuple[int, ...]:
+    return () if size is None else (size,) if isinstance(size, int) else tuple(size)
 
 
 @overload
@@ -140,8 +176,8 @@ def split_rngs(target: Any = None, /, *, splits: int | tuple[int, ...], only: Fi
 
     Arguments:
         target: a node: the result is a context manager that splits the streams in it. Or a
-            function: the streams in its arguments are split while it runs. Without it,
-            `split_rngs` is a decorator. A Module that can be called is a node.
+            function: the streams that its arguments or itself reach are split while it runs.
+            Without it, `split_rngs` is a decorator. A Module that can be called is a node.
         splits: how many lanes; a tuple for several axes.
         only: a filter for the keys of the streams (their tag is the name of the stream).
 
@@ -159,45 +195,57 @@ def split_rngs(target: Any = None, /, *, splits: int | tuple[int, ...], only: Fi
     >>> noise(rngs).shape, int(rngs.default.count)
     ((3,), 1)
     """
+    return _for_a_while(target, _Sizes([(only, _shape(splits))], None), "split_rngs")
+
+
+def _for_a_while(target: Any, sizes: _Sizes, action: str) -> Any:
+    """Return a decorator, a decorated function, or a context manager."""
     if target is None:
-        return functools.partial(_decorated, splits=splits, only=only)
-    if callable(target) and not _is_node(target):
-        return _decorated(target, splits, only)
-    return SplitStreams(target, splits, only)
+        return functools.partial(_decorated, sizes=sizes, action=action)
+    if _is_function(target):
+        return _decorated(target, sizes, action)
+    return SplitStreams(target, sizes, action)
 
 
-def _is_node(target: Any) -> bool:
-    rule = _classify.rule_of(target)
-    return isinstance(rule, _kinds.Kind) and rule.identity
+def _is_function(target: Any) -> bool:
+    return callable(target) and not is_object(target)
 
 
-def _decorated(function: Any, splits: int | tuple[int, ...], only: Filter) -> Any:
+def _decorated(function: Any, sizes: _Sizes, action: str) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with SplitStreams(Call(function, args, kwargs), splits, only):
+        with SplitStreams(Call(function, args, kwargs), sizes, action):
             return function(*args, **kwargs)
 
-    remake = functools.partial(_decorated, splits=splits, only=only)
-    return wrap(call, function, remake, name="split_rngs")
+    remake = functools.partial(_decorated, sizes=sizes, action=action)
+    return wrap(call, function, remake, name=action)
 
 
+Splits: TypeAlias = "Size | Mapping[Any, Size | None] | None"
+
+
+@overload
+def fork_rngs(target: Callable[P, R], /, *, split: Splits = None) -> Callable[P, R]: ...
+@overload
+def fork_rngs(target: T, /, *, split: Splits = None) -> T: ...
+@overload
+def fork_rngs(*, split: Splits = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary("fork_rngs")
-def fork_rngs(
-    rngs: Rngs,
-    /,
-    *,
-    split: int | tuple[int, ...] | Mapping[str, int | tuple[int, ...]] | None = None,
-) -> Rngs:
+def fork_rngs(target: Any = None, /, *, split: Splits = None) -> Any:
     """Make new random streams from the next key of each stream, which advances by one.
 
     Arguments:
-        rngs: the streams to start from.
-        split: how many keys each new stream has, or how many by the name of the stream; those
-            that are not named have one.
+        target: an object with streams, `Rngs` say: the result is a copy of it with new streams.
+            Or a function: the streams that its arguments or itself reach are replaced by new ones
+            while it runs. Without it, `fork_rngs` is a decorator. A Module that can be called is an
+            object.
+        split: how many keys each new stream has, or how many by the name of the stream, or by any
+            other filter for its key; those that are not named have one.
 
     Returns:
-        Streams of the same names.
+        The copy, or the decorated function.
 
     Raises:
+        FilterError: there are no streams.
         StructureError: `split` names a stream that there is not, or a stream is split already.
 
     >>> import anabranch as ab
@@ -206,21 +254,15 @@ def fork_rngs(
     >>> forked.dropout.key.shape, forked.default.key.shape, int(rngs.dropout.count)
     ((4,), (), 1)
     """
-    names = list(rngs)
     if isinstance(split, Mapping):
-        unknown = [name for name in split if name not in names]
-        if unknown:
-            raise StructureError(f"fork_rngs: there is no stream {unknown[0]!r}; they are {names}")
-    held = [name for name in names if batch_shape(rngs[name].key.value)]
-    if held:
-        raise StructureError(
-            f"fork_rngs: the stream {held[0]!r} already holds several keys; fork inside of the "
-            "lanes, or before it is split"
-        )
-    forked = Rngs()
-    for name in names:
-        size = split.get(name) if isinstance(split, Mapping) else split
-        key = rngs[name]()
-        seed = key if size is None else jax.random.split(key, size)
-        setattr(forked, name, RngStream(seed, name=name))
-    return forked
+        sizes = _Sizes([(k, _shape(size)) for k, size in split.items()], ())
+    else:
+        sizes = _Sizes([], _shape(split))
+    if target is None or _is_function(target):
+        return _for_a_while(target, sizes, "fork_rngs")
+    streams, copy = _choose(target, sizes, "fork_rngs"), clone(target)
+    copies = _choose(copy, sizes, "fork_rngs")
+    for old, new in zip(streams, copies, strict=True):
+        _write(list(zip((new.key, new.count), old.new(), strict=True)))
+    _write([(old.count, value_of(old.count) + 1) for old in streams])
+    return copy
