@@ -24,7 +24,7 @@ from anabranch.graph._kinds import Kind, Opened
 
 CELL, DEFAULT, KEYWORD, GLOBAL = "cell", "default", "keyword", "global"
 
-_LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy", "flax", "optax", "equinox", "chex"})
+LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy", "flax", "optax", "equinox", "chex"})
 _MOST = 4096  # elements of a container that are looked at, and functions that are followed
 _SEQUENCES = frozenset({_kinds.LIST, _kinds.DEQUE, _kinds.TUPLE})
 
@@ -75,6 +75,15 @@ class Capture(NamedTuple):
             function.__defaults__ = tuple(held)
         else:
             function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), self.name: value}
+
+
+def is_filled(cell: types.CellType) -> bool:
+    """Tell whether a captured variable has a value."""
+    try:
+        cell.cell_contents  # noqa: B018 - an empty one raises
+    except ValueError:
+        return False
+    return True
 
 
 def _cells(function: types.FunctionType) -> list[types.CellType]:
@@ -202,9 +211,9 @@ def _copy(origin: Origin) -> types.FunctionType:
         function.__code__, scope, function.__name__, function.__defaults__, tuple(cells)
     )
     twin.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)
-    functools.update_wrapper(twin, function)
-    vars(twin).pop("__wrapped__")
-    vars(twin).update(vars(function))
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        setattr(twin, name, getattr(function, name))
+    twin.__dict__ = function.__dict__  # what it sets on itself is there afterwards
     _TWINS[twin] = origin
     return twin
 
@@ -240,7 +249,7 @@ def what_is_captured(function: types.FunctionType) -> Iterator[tuple[Capture, An
 
 def is_library(scope: dict[str, Any]) -> bool:
     """Tell whether globals are those of a library whose code reaches no objects by them."""
-    return str(scope.get("__name__", "")).partition(".")[0] in _LIBRARIES
+    return str(scope.get("__name__", "")).partition(".")[0] in LIBRARIES
 
 
 def _reaches(value: Any) -> bool:
@@ -291,19 +300,32 @@ def plain_function(target: Any) -> Any:
             return target
 
 
+class Names(NamedTuple):
+    """The names of globals in code, and in code nested in it."""
+
+    loaded: tuple[str, ...]
+    stored: tuple[str, ...]
+
+
 @functools.lru_cache(maxsize=4096)
+def names_in(code: types.CodeType) -> Names:
+    """Return the names that code may look up in its globals, and those that it binds there."""
+    loaded, stored = dict[str, None](), dict[str, None]()
+    pending = [code]
+    while pending:
+        code = pending.pop()
+        for instruction in dis.get_instructions(code):  # `co_names` has names of attributes, too
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                loaded[instruction.argval] = None
+            elif instruction.opname == "STORE_GLOBAL":
+                stored[instruction.argval] = None
+        pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    return Names((*loaded,), (*stored,))
+
+
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """Return the names that code, and code nested in it, may look up in its globals."""
-    return tuple(dict.fromkeys(_all_names(code)))
-
-
-def _all_names(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):  # `co_names` has names of attributes, too
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _all_names(constant)
+    return names_in(code).loaded
 
 
 def _rule(function: types.FunctionType) -> Any:

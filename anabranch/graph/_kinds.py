@@ -26,7 +26,7 @@ from anabranch.graph._pytrees import PytreeKind
 from anabranch.graph._tokens import STRUCTURE, check_owned, current_token, owns
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
-_ABSENT = object()
+ABSENT = object()
 
 
 # -- nodes ---------------------------------------------------------------------------------------
@@ -111,8 +111,8 @@ class _AttributeKind(Kind):
             return None, tuple(attributes), tuple(attributes.values())
         keys, values = list(attributes), list(attributes.values())
         for name in slots:
-            value = _read_slot(obj, name)
-            if value is not _ABSENT:
+            value = read_slot(obj, name)
+            if value is not ABSENT:
                 keys.append(name)
                 values.append(value)
         return None, tuple(keys), tuple(values)
@@ -131,12 +131,12 @@ class _AttributeKind(Kind):
         slots = _module.slot_names(type(obj))
         new = dict(zip(keys, values, strict=True))
         for name in slots:
-            value = new.pop(name, _ABSENT)
-            old = _read_slot(obj, name)
-            if value is not _ABSENT:
+            value = new.pop(name, ABSENT)
+            old = read_slot(obj, name)
+            if value is not ABSENT:
                 if value is not old:
                     _set(obj, name, value)
-            elif old is not _ABSENT:
+            elif old is not ABSENT:
                 object.__delattr__(obj, name)
         rewrite_dict(attributes, new)
 
@@ -202,11 +202,11 @@ class _ModuleKind(_AttributeKind):
         self._attributes(obj).clear()
 
 
-def _read_slot(obj: Any, name: str) -> Any:
+def read_slot(obj: Any, name: str) -> Any:
     try:
         return object.__getattribute__(obj, name)
     except AttributeError:
-        return _ABSENT
+        return ABSENT
 
 
 def rewrite_dict(old: dict[Any, Any], new: dict[Any, Any]) -> None:
@@ -218,7 +218,7 @@ def rewrite_dict(old: dict[Any, Any], new: dict[Any, Any]) -> None:
     if kept != list(new)[: len(kept)]:
         old.clear()
     for key, value in new.items():
-        if old.get(key, _ABSENT) is not value:
+        if old.get(key, ABSENT) is not value:
             old[key] = value
 
 

@@ -68,6 +68,8 @@ class Scope:
         self._pairs = [] if outer is None else [*zip(outer, twins, strict=True)]
         self._inputs = {id(obj): twin for obj, twin in self._pairs}
         self._known = {id(x): self._inputs[id(x)] for x in captured if id(x) in self._inputs}
+        self._twins = twins
+        self._twin_ids: set[int] | None = None
         self._opener = opener
         self._parent: Scope | None = None
         self.found: list[Any] = []
@@ -78,17 +80,19 @@ class Scope:
         stack = _SCOPES.stack
         self._parent = stack[-1] if stack else None
         self._inside = current_token()
-        self._outside = self._tokens_outside()
+        self._outside = self._tokens_outside()  # by id; with the tokens, so that ids stay valid
         OPEN.append(self)
         stack.append(self)
 
-    def _tokens_outside(self) -> set[int]:
+    def _tokens_outside(self) -> dict[int, Any]:
         trace = _jax.current_trace()
         chain: Iterable[Any] = (*_jax.trace_chain(trace), _jax.root_trace())
-        tokens = {id(token_of(t)) for t in chain}
+        tokens = {id(token): token for token in map(token_of, chain)}
         if self._parent is not None:  # JAX does not tell all parents
-            tokens |= self._parent._outside | {id(self._parent._inside)}
-        return tokens - {id(self._inside)}
+            tokens |= self._parent._outside
+            tokens[id(self._parent._inside)] = self._parent._inside
+        tokens.pop(id(self._inside), None)
+        return tokens
 
     def stands_for(self, obj: Any) -> Any:
         """Return what stands for an object: its twin, or the object itself."""
@@ -152,6 +156,15 @@ class Scope:
         self.stand_ins.append(twin)
         self._check_not_kept()
         return twin
+
+    def is_inside(self, x: Any) -> bool:
+        """Tell whether something means nothing outside: a tracer or a twin."""
+        if _jax.is_tracer(x):
+            trace = _jax.tracer_trace(x)
+            return trace is not self._opener and id(token_of(trace)) not in self._outside
+        if self._twin_ids is None:
+            self._twin_ids = set(map(id, (*self._twins, *self.stand_ins)))
+        return id(x) in self._twin_ids
 
     def _check_not_kept(self) -> None:
         """Raise if the value of a stand-in would get into a trace that JAX keeps."""

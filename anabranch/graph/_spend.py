@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from anabranch.errors import SpentTwinError
 from anabranch.graph import _classify, _kinds, _module
@@ -57,19 +57,19 @@ class _SpentKind(Kind):
         )
 
 
-_SPENT = _SpentKind("spent twin")
+SPENT: Final = _SpentKind("spent twin")
 _SPENT_CLASSES: dict[Kind, type] = {}
 
 
 def add_spent_class(kind: Kind, cls: type) -> None:
     """Let twins of a kind become instances of a class, which has their layout."""
     _SPENT_CLASSES[kind] = cls
-    _classify.declare(cls, _SPENT)
+    _classify.declare(cls, SPENT)
 
 
 add_spent_class(_kinds.VARIABLE, SpentVariable)
 add_spent_class(_kinds.MODULE, SpentModule)
-_classify.declare(SpentObject, _SPENT)
+_classify.declare(SpentObject, SPENT)
 
 
 def spend(twins: Iterable[Any]) -> None:
@@ -103,5 +103,5 @@ def _spent_class(slots: tuple[str, ...], has_dict: bool) -> type:
         return SpentObject
     names = (*slots, "__dict__", "__weakref__") if has_dict else slots
     cls = type("SpentObject", (), {"__slots__": names, "__repr__": SpentObject.__repr__})
-    _classify.declare(cls, _SPENT)
+    _classify.declare(cls, SPENT)
     return cls

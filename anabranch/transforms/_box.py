@@ -24,6 +24,7 @@ from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Delta, Diff, apply, diff
 from anabranch.graph._flatten import Flat, check_opaques
 from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._leaks import Places, refuse_leaks
 from anabranch.graph._scope import OPEN, Scope, open_scopes
 from anabranch.graph._spend import spend
 from anabranch.transforms._captured import tell_watcher
@@ -147,8 +148,11 @@ def run_inside(
     outer = None if attempt is None else [attempt.flat.objects[i] for i in nodes]
     opener, captured = (None, ()) if attempt is None else (attempt.opener, attempt.captured)
     scope = Scope(outer, twins, opener, captured)
+    functions = () if attempt is None else attempt.functions
+    places = Places(functions, {entry.cls for entry in graphdef.entries if entry.kind.is_object})
     scopes = open_scopes()
     depth = len(scopes)
+    left: list[str] = []
     try:
         scope.open()
         with lifting_into(attempt, scope):
@@ -158,14 +162,17 @@ def run_inside(
             tell_watcher()
             found = diff(graphdef, built, result, lanes=grouping.lanes)
             picked = None if pick is None else pick(result)
-            return Inside(*_report(graphdef, leaves, grouping, built, found), picked)
+            inside = Inside(*_report(graphdef, leaves, grouping, built, found), picked)
     finally:
         # in place, and this first: an interrupt may come whenever a function is entered or left
         del scopes[depth:]
         if scope in OPEN:
             OPEN.remove(scope)
         spend(twins + scope.stand_ins)
+        left = places.take_back(scope)
         check_opaques(graphdef)
+    refuse_leaks(left)
+    return inside
 
 
 def _report(

@@ -37,7 +37,7 @@ class Capturing(NamedTuple):
 class Attempt:
     """A transformed call: what was split for it, and what was found in the attempts before."""
 
-    __slots__ = ("captured", "found", "function", "opener", "scope", "split")
+    __slots__ = ("captured", "found", "function", "functions", "opener", "scope", "split")
 
     def __init__(self) -> None:
         self.opener = _jax.current_trace()
@@ -45,7 +45,8 @@ class Attempt:
         self.captured: list[Any] = []  # what was found, and what is remembered
         self.split: list[Flat] = []
         self.scope: Scope | None = None
-        self.function: Any = None
+        self.function: Any = None  # in whose name something is remembered
+        self.functions: Sequence[Any] = ()  # of the user
 
     @property
     def flat(self) -> Flat:
@@ -131,7 +132,7 @@ def with_found(function: Any, functions: Sequence[Any]) -> Any:
     attempt = stack[-1]
     found = attempt.found
     if attempt.function is None:
-        attempt.function = _plain(functions[0])
+        attempt.function, attempt.functions = _plain(functions[0]), functions
     if _FOUND:
         mine = {id(variable) for variable in found}
         found = [*[v for v in _known(attempt.function) if id(v) not in mine], *found]

@@ -466,8 +466,11 @@ class TestCaptures:
 
         def loss(w):
             nonlocal scale
-            scale = w
-            return transforms.cond(True, f, g, 2.0)
+            before, scale = scale, w
+            try:
+                return transforms.cond(True, f, g, 2.0)
+            finally:
+                scale = before  # what is left there is refused
 
         for _ in range(2):
             assert float(jax.grad(loss)(3.0)) == 2.0

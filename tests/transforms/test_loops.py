@@ -134,8 +134,11 @@ class TestFori:
 
         def loss(v, fori, lower=0):
             nonlocal w
-            w = v
-            return fori(lower, 3, body, 1.0)
+            before, w = w, v
+            try:
+                return fori(lower, 3, body, 1.0)
+            finally:
+                w = before  # what is left there is refused
 
         assert float(ab.fori_loop(0, 3, body, 1.0)) == 4
         for lower in (0, jnp.int32(0), np.int32(0)):
