@@ -53,6 +53,7 @@ def build(
     contents: list[Sequence[Any]] = [()] * len(entries)
     nodes: list[int] = []  # that are still to be filled
     others: list[int] = []
+    shared: dict[int, Any] = {}
     for i, (kind, cls, extra, keys, edges) in enumerate(entries):
         if i in existing:
             objects.append(existing[i])
@@ -61,7 +62,8 @@ def build(
             contents[i] = values = (leaf(~edges[0]),)  # an array: no cycle can pass through it
             objects.append(kind.build(cls, extra, keys, values))
         elif kind.identity:
-            objects.append(kind.create(cls, extra))
+            made = kind.create_among(cls, extra, shared) if kind.shares else kind.create(cls, extra)
+            objects.append(made)
             nodes.append(i)
         else:
             objects.append(None)

@@ -27,6 +27,7 @@ import numpy as np
 from anabranch import _jax
 from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.graph import _kinds, _module
+from anabranch.graph._code import names_in
 from anabranch.graph._kinds import Kind
 from anabranch.graph._module import Module
 from anabranch.graph._static import EXACT_BY_TYPE, HOLDERS
@@ -248,6 +249,14 @@ def check_shareable(obj: Any) -> None:
                 f"a function ({obj.__qualname__}) that closes over a traced array is left behind "
                 "by the traced function; return the array, or keep it in an attribute"
             )
+        state = _own_state(obj)
+        if state is not None:
+            raise StaticValueError(
+                f"a function ({obj.__qualname__}) that binds a variable around it ({state}) anew "
+                "is left behind by the traced function; it would be one function for all later "
+                "calls, which would go on with the same variable: hold what changes in a Module "
+                "or in a Variable"
+            )
     if cls.__hash__ is not object.__hash__ or isinstance(obj, _FUNCTIONS):
         return
     library = cls.__module__.partition(".")[0]
@@ -258,6 +267,16 @@ def check_shareable(obj: Any) -> None:
         "all later calls, and it may be mutable: make it outside and pass it as part of an "
         "argument, or decorate its class with `@graph.node`"
     )
+
+
+def _own_state(function: types.FunctionType) -> str | None:
+    """Return the name of a variable that a function may change, and that holds no object."""
+    rebound = names_in(function.__code__).rebound
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        filled = name in rebound and cell != _EMPTY_CELL
+        if filled and not isinstance(rule_of(cell.cell_contents), Kind):
+            return name
+    return None
 
 
 def _has_tracer(held: Any) -> bool:

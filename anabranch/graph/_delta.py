@@ -115,12 +115,13 @@ def diff(
         entries.append((index, walk.entry(twins[index], contents, variables.get(index), called)))
     root = walk.edge(result, "the return value", numbers=lanes)
     check_made_here(walk.objects)
-    new = tuple([_lasting(entry) if entry.kind is FUNCTION else entry for entry in walk.table()])
+    shared: dict[int, Any] = {}
+    new = tuple([_lasting(e, shared) if e.kind is FUNCTION else e for e in walk.table()])
     return Diff(Delta(tuple(entries), new, root, len(walk.leaves)), walk.leaves, walk.objects)
 
 
-def _lasting(entry: Entry) -> Entry:
-    return entry._replace(extra=lasting(entry.extra))
+def _lasting(entry: Entry, shared: dict[int, Any]) -> Entry:
+    return entry._replace(extra=lasting(entry.extra, shared))
 
 
 def _statics(built: Built) -> dict[int, tuple[int, int]]:

@@ -3,15 +3,15 @@
 What a function captures (in cells, defaults, and globals that its code loads by name) are its
 contents, as far as objects can be reached there: an object itself, a list or a dict that holds one,
 a helper function that reaches one in the same ways. Its twin has the same code and other cells, so
-that it sees twins where it would have seen the caller's objects. A function that reaches no object
-is static, and what it captures is a constant, as it is for JAX.
+that it sees twins where it would have seen the caller's objects; functions that share a variable
+have twins that share one. A function that reaches no object is static, and what it captures is a
+constant, as it is for JAX.
 
 An entry refers to its function weakly: a graphdef in a cache keeps nothing alive.
 """
 
 from __future__ import annotations
 
-import dis
 import functools
 import itertools
 import types
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.graph import _classify, _kinds
+from anabranch.graph._code import names_in
 from anabranch.graph._kinds import Kind, Opened
 
 CELL, DEFAULT, KEYWORD, GLOBAL = "cell", "default", "keyword", "global"
@@ -133,14 +134,15 @@ _TWINS: weakref.WeakKeyDictionary[types.FunctionType, Origin] = weakref.WeakKeyD
 
 
 class Globals(dict[str, Any]):
-    """The globals of a twin: twins under the names that it captures, and all others as they are."""
+    """The globals of twins: twins under the names that they capture, all others as they are."""
 
-    __slots__ = ("real",)
+    __slots__ = ("captured", "real")
 
     def __init__(self, real: dict[str, Any]) -> None:
         # the interpreter looks these up without asking `__missing__`
         super().__init__({name: x for name, x in real.items() if name.startswith("__")})
         self.real = real
+        self.captured: set[str] = set()
 
     def __missing__(self, name: str) -> Any:
         return self.real[name]
@@ -161,6 +163,7 @@ class _FunctionKind(Kind):
 
     __slots__ = ()
     numbers = False
+    shares = True
 
     def open(self, obj: Any) -> Opened:
         origin = _TWINS.get(obj)
@@ -169,7 +172,10 @@ class _FunctionKind(Kind):
         return origin, origin.captures, tuple([c.read(obj) for c in origin.captures])
 
     def create(self, cls: Any, extra: Any) -> Any:
-        return _copy(extra)
+        return _copy(extra, {})
+
+    def create_among(self, cls: Any, extra: Any, shared: dict[int, Any]) -> Any:
+        return _copy(extra, shared)
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         for capture, value in zip(keys, values, strict=True):
@@ -179,10 +185,9 @@ class _FunctionKind(Kind):
     def empty(self, obj: Any) -> None:
         """Bring globals that a twin has set, and that are none of its contents, outside."""
         scope = obj.__globals__
-        origin = _TWINS.get(obj)
-        if type(scope) is Globals and origin is not None:
-            own = {c.name for c in origin.captures if c.where == GLOBAL}
-            for name in [n for n in scope.keys() - own if scope[n] is not scope.real.get(n)]:
+        if type(scope) is Globals:
+            others = scope.keys() - scope.captured
+            for name in [n for n in others if scope[n] is not scope.real.get(n)]:
                 scope.real[name] = scope[name]
 
     def show_key(self, key: Any) -> str:
@@ -195,18 +200,25 @@ class _FunctionKind(Kind):
 FUNCTION = _FunctionKind("function")
 
 
-def _copy(origin: Origin) -> types.FunctionType:
-    """Return a function with the same code, whose captured cells are empty."""
+def _copy(origin: Origin, shared: dict[int, Any]) -> types.FunctionType:
+    """Return a function with the same code, whose captured cells are empty.
+
+    Arguments:
+        origin: of the function.
+        shared: the cells and globals of the copies that belong together, by the id of the original.
+    """
     function = origin.function
     cells = _cells(function)
     for capture in origin.captures:
         if capture.where == CELL:
-            cells[capture.at] = types.CellType()
+            cells[capture.at] = shared.setdefault(id(cells[capture.at]), types.CellType())
     scope = function.__globals__
+    names = [capture.name for capture in origin.captures if capture.where == GLOBAL]
     if origin.kept:  # it was made inside, and goes outside
         scope = scope.real if type(scope) is Globals else scope
-    elif GLOBAL in [capture.where for capture in origin.captures]:
-        scope = Globals(scope)
+    elif names:
+        scope = shared.get(id(scope)) or shared.setdefault(id(scope), Globals(scope))
+        scope.captured.update(names)
     twin = types.FunctionType(
         function.__code__, scope, function.__name__, function.__defaults__, tuple(cells)
     )
@@ -218,9 +230,14 @@ def _copy(origin: Origin) -> types.FunctionType:
     return twin
 
 
-def lasting(origin: Origin) -> Origin:
-    """Return what to keep of a function that was made inside, and is left behind."""
-    return Origin(_copy(origin), origin.captures, keep=True)
+def lasting(origin: Origin, shared: dict[int, Any]) -> Origin:
+    """Return what to keep of a function that was made inside, and is left behind.
+
+    Arguments:
+        origin: of the function.
+        shared: as for the other functions that are left behind: see `_copy`.
+    """
+    return Origin(_copy(origin, shared), origin.captures, keep=True)
 
 
 def captures_of(function: types.FunctionType) -> tuple[Capture, ...]:
@@ -300,32 +317,9 @@ def plain_function(target: Any) -> Any:
             return target
 
 
-class Names(NamedTuple):
-    """The names of globals in code, and in code nested in it."""
-
-    loaded: tuple[str, ...]
-    stored: tuple[str, ...]
-
-
-@functools.lru_cache(maxsize=4096)
-def names_in(code: types.CodeType) -> Names:
-    """Return the names that code may look up in its globals, and those that it binds there."""
-    loaded, stored = dict[str, None](), dict[str, None]()
-    pending = [code]
-    while pending:
-        code = pending.pop()
-        for instruction in dis.get_instructions(code):  # `co_names` has names of attributes, too
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                loaded[instruction.argval] = None
-            elif instruction.opname == "STORE_GLOBAL":
-                stored[instruction.argval] = None
-        pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return Names((*loaded,), (*stored,))
-
-
 def global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names that code, and code nested in it, may look up in its globals."""
-    return names_in(code).loaded
+    """Return the names of globals in code, and in code nested in it."""
+    return names_in(code).used
 
 
 def _rule(function: types.FunctionType) -> Any:

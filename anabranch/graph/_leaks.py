@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 from anabranch.errors import CapturedWriteError, first_few
 from anabranch.graph import _classify, _kinds, _module
-from anabranch.graph._function import LIBRARIES, is_filled, is_library, names_in, what_is_captured
+from anabranch.graph._code import names_in
+from anabranch.graph._function import LIBRARIES, is_filled, is_library, what_is_captured
 from anabranch.graph._kinds import ABSENT, Kind, read_slot
 from anabranch.graph._scope import Scope
 from anabranch.graph._spend import SPENT

@@ -14,7 +14,7 @@ import pytest
 
 import anabranch as ab
 from anabranch import transforms
-from anabranch.errors import CapturedWriteError
+from anabranch.errors import CapturedWriteError, StaticValueError
 
 
 class Layer(ab.Module):
@@ -37,6 +37,16 @@ class Layer(ab.Module):
 
 
 GLOBAL = Layer()
+SHARED = Layer()
+
+
+def put_shared(value):
+    global SHARED
+    SHARED = Layer(value)
+
+
+def get_shared():
+    return SHARED.w
 
 
 def uses_global(x):
@@ -310,6 +320,75 @@ class TestWrites:
         replace()
         assert float(layer.w) == 3.0
         layer.w.value = layer.w + 1  # it is an object of the caller
+
+    def test_functions_that_share_a_variable_share_it_inside(self):
+        layer, given = Layer(1.0), Layer(2.0)
+
+        def put(value):
+            nonlocal layer
+            layer = value
+
+        def get():
+            return layer
+
+        @transforms.jit
+        def f(m):
+            before = get().w * 1
+            put(m)
+            assert get() is m
+            return before, get().w * 1
+
+        assert [float(x) for x in f(given)] == [1.0, 2.0]
+        assert layer is given
+        assert get() is given
+
+    def test_functions_that_share_a_global_share_it_inside(self):
+        first = SHARED
+
+        @transforms.jit
+        def f():
+            put_shared(9.0)
+            return get_shared() * 1
+
+        assert float(f()) == 9.0
+        assert SHARED is not first
+        assert float(get_shared()) == 9.0
+
+    def test_functions_that_are_returned_share_a_variable(self):
+        def make(m):
+            kept = m
+
+            def put(value):
+                nonlocal kept
+                kept = value
+
+            def get():
+                return kept
+
+            return get, put
+
+        layer = Layer()
+        f = transforms.jit(make)
+        get, put = f(layer)
+        assert get() is layer
+        put("other")
+        assert get() == "other"
+        assert f(layer)[0]() is layer
+
+    @pytest.mark.parametrize("captures", [False, True])
+    def test_a_function_with_a_state_of_its_own_is_not_returned(self, captures):
+        def make(m):
+            count = 0
+
+            def tick():
+                nonlocal count
+                count += 1
+                return (count, m) if captures else count
+
+            return tick
+
+        with pytest.raises(StaticValueError, match=r"tick\) that binds a variable .*\(count\)"):
+            transforms.jit(make)(Layer())
 
     def test_counters_at_trace_time_go_on(self):
         layer, calls = Layer(), 0
