@@ -171,7 +171,6 @@ class _ModuleKind(_AttributeKind):
             super().fill(obj, extra, keys, values)
         else:
             _module.attributes_of(obj).update(zip(keys, values, strict=True))
-        _set(obj, "_ab_stamp", STRUCTURE.stamp)  # nobody knows it: the global one stays
 
     def _attributes(self, obj: Any) -> dict[str, Any]:
         return _module.attributes_of(obj)
@@ -186,11 +185,12 @@ class _ModuleKind(_AttributeKind):
     def create(self, cls: Any, extra: Any) -> Any:
         module = object.__new__(cls)
         _set(module, "_ab_token", current_token())
+        _set(module, "_ab_watchers", None)
         return module
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         super().fill(obj, extra, keys, values)
-        _module.restamp(obj)
+        _module.tell_of_write(obj)
 
     def check_writable(self, obj: Any) -> None:
         check_owned(obj, object.__getattribute__(obj, "_ab_token"), "write the attributes")

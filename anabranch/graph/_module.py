@@ -2,7 +2,7 @@
 
 There is no metaclass, and attributes need no annotation: what an attribute is, is decided by the
 value that it holds when the object is split. A Module checks that it is written by the trace that
-it belongs to, and renews its stamp when its structure changes.
+it belongs to, and tells whoever watches it when its structure changes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from anabranch.errors import NodeTypeError, ReadOnlyError, SpentTwinError
 from anabranch.graph._tokens import STRUCTURE, current_token, owns, refuse
+from anabranch.graph._watchers import Watchers, tell
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
 _get: Callable[[Any, str], Any] = object.__getattribute__
@@ -26,11 +27,11 @@ IS_HEAP_TYPE = 1 << 9
 
 
 class _Identity:
-    __slots__ = ("__weakref__", "_ab_plans", "_ab_stamp", "_ab_token")
+    __slots__ = ("__weakref__", "_ab_plans", "_ab_token", "_ab_watchers")
 
 
 _token_of: Callable[[Any], Any] = vars(_Identity)["_ab_token"].__get__
-_set_stamp: Callable[[Any, Any], None] = vars(_Identity)["_ab_stamp"].__set__
+_watchers_of: Callable[[Any], Watchers | None] = vars(_Identity)["_ab_watchers"].__get__
 
 
 class _WithDict(_Identity):
@@ -105,7 +106,7 @@ class Module(_WithDict):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         module = object.__new__(cls)
         _set(module, "_ab_token", current_token())
-        _set(module, "_ab_stamp", STRUCTURE.stamp)
+        _set(module, "_ab_watchers", None)
         return module
 
     @property
@@ -122,13 +123,13 @@ class Module(_WithDict):
         old = attributes_of(self).get(name, _ABSENT)
         _set(self, name, value)
         if old is not value and not (_is_array(old) and _is_array(value)):
-            restamp(self)
+            tell_of_write(self)
 
     def __delattr__(self, name: str) -> None:
         if not owns(_token_of(self)):
             refuse(self, f"delete attribute {name!r}")
         object.__delattr__(self, name)
-        restamp(self)
+        tell_of_write(self)
 
     def __repr__(self) -> str:
         attributes = attributes_of(self)
@@ -137,7 +138,7 @@ class Module(_WithDict):
             shown.append(f"... {len(attributes) - len(shown)} more")
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    # Copies are new objects of the current trace, without stamps, plans or tokens of the old one.
+    # Copies are new objects of the current trace, without plans, watchers or tokens of the old one.
 
     def __copy__(self) -> Any:
         fresh = Module.__new__(type(self))
@@ -165,13 +166,12 @@ def _is_array(x: Any) -> bool:
     return type(x) not in _NO_ARRAYS and isinstance(x, _ARRAYS)
 
 
-def restamp(module: Module) -> None:
-    """Renew the stamp of a module, and with it the global one."""
-    stamp = object()
-    # once before: who reads the stamps of modules must see that one may be new
+def tell_of_write(module: Module) -> None:
+    """Say that the structure of a Module was written."""
     STRUCTURE.stamp = object()
-    _set_stamp(module, stamp)
-    STRUCTURE.stamp = stamp
+    watchers = _watchers_of(module)
+    if watchers is not None:
+        tell(watchers)
 
 
 @functools.cache

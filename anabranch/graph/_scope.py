@@ -19,7 +19,7 @@ from typing import Any
 
 from anabranch import _jax
 from anabranch.errors import CapturedWriteError
-from anabranch.graph._tokens import current_token, token_of, trace_of
+from anabranch.graph._tokens import STRUCTURE, current_token, token_of, trace_of
 
 OPEN: list[Scope] = []
 """The open scopes of all threads: most often there is none."""
@@ -82,6 +82,7 @@ class Scope:
         self._inside = current_token()
         self._outside = self._tokens_outside()  # by id; with the tokens, so that ids stay valid
         OPEN.append(self)
+        STRUCTURE.unwatched = object()
         stack.append(self)
 
     def _tokens_outside(self) -> dict[int, Any]:

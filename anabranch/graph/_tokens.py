@@ -4,9 +4,10 @@ Every Module and Variable carries the **token** of the trace that it was made in
 itself, or a weak reference to any other trace. A write from another trace would leave a tracer of
 that trace behind in the object (or lose the write in a cached trace), so it is refused.
 
-Every structural write also renews a **stamp**, a fresh object, on the object and globally. Equal
-stamps mean an unchanged structure; stamps are set after the write, so that whoever reads a stamp
-first and then walks the object can only be too careful.
+Every structural write also renews a **stamp**, a fresh object that is the same for all objects.
+Equal stamps mean an unchanged structure; it is set after the write, so that whoever reads it first
+and then walks an object can only be too careful. Whoever wants to know about some Modules only
+watches them (see `_watchers`).
 
 A function that is called on twins in the trace of its caller, by `jax.named_call` say, would own
 all objects of the caller. So a **level** can be opened, whose token takes the place of the trace's.
@@ -66,6 +67,7 @@ def call_at_own_level(function: Callable[..., R], *args: Any) -> R:
     depth = len(stack)
     try:
         _OPEN.append(level)
+        STRUCTURE.unwatched = object()
         stack.append(level)
         return function(*args)
     finally:
@@ -133,17 +135,21 @@ def refuse(obj: object, action: str) -> NoReturn:
 
 
 class _Structure:
-    __slots__ = ("stamp", "variables")
+    __slots__ = ("stamp", "unwatched", "variables")
 
     def __init__(self) -> None:
-        self.stamp = object()
-        self.variables = object()
+        self.stamp: object = object()
+        self.variables: object = object()
+        self.unwatched: object = object()
 
     def renew_variables(self) -> None:
         """Say that the metadata or the class of a Variable was written."""
         self.variables = object()
+        self.unwatched = object()
         self.stamp = object()
 
 
 STRUCTURE = _Structure()
-"""The stamps of the last structural write to anything, and of the last one to a Variable."""
+"""The stamps of the last structural write to anything; of the last one to a Variable; and of the
+last event that matters to all who make calls and that nobody can watch: writes to Variables, and
+whatever makes calls go another way, such as a level that is opened."""

@@ -20,6 +20,7 @@ the general way; it follows the simple plans only, which are most.
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections import deque
@@ -32,7 +33,7 @@ from anabranch.graph._delta import _COMMIT
 from anabranch.graph._kinds import Kind
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._call import Selection
-from anabranch.transforms._lifting import FOUND_STAMP
+from anabranch.transforms._lifting import known_of
 from anabranch.transforms._plan import AGAIN, Plan
 from anabranch.transforms._segment import Segment
 from anabranch.transforms._source import FILE, Arguments, Source
@@ -40,7 +41,6 @@ from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._writer import Writer, holder_of, read_cell
 
 _FEW = 4  # objects that are named one by one; more are picked in one call
-_LISTS = 8  # lists that are compared one by one; more are compared in one pass
 
 
 def make_follower(
@@ -91,9 +91,7 @@ class _Follower:
                 **general,
                 "AGAIN": AGAIN,
                 "COMMIT": _COMMIT,
-                "LEVELS": _tokens._OPEN,
                 "ROOT": _jax.root_trace(),
-                "SCOPES": _scope.OPEN,
                 "STRUCTURE": STRUCTURE,
                 "all": all,
                 "current_trace": _jax.current_trace,
@@ -102,6 +100,7 @@ class _Follower:
                 "is_": operator.is_,
                 "map": map,
                 "plan": plan,
+                "rearm": functools.partial(_rearm, plan, general["splitter"].function),
                 "report_then": report,
                 "get_value": writer.read,
                 "set_value": writer.assign,
@@ -118,11 +117,9 @@ class _Follower:
         cell, attribute = _jax.trace_cell() or (None, "")
         source.names["cell"] = cell
         trace = "current_trace()" if cell is None else f"cell.{attribute}"
-        source.unless(f"{trace} is ROOT and not LEVELS and not SCOPES")
+        source.unless(f"{trace} is ROOT")
         source.unless(f"len(args) == {len(args)} and len(kwargs) == {len(kwargs)}")
         arguments = self._take_arguments(static, args, kwargs)
-        source.names["found"] = FOUND_STAMP
-        source.unless(f"found[0] is {source.constant(FOUND_STAMP[0])}")
         if watch:
             self._compare_captures(watch)
         self._guard(arguments)
@@ -167,16 +164,12 @@ class _Follower:
         for i, part in enumerate(self.plan.parts):
             source.names[f"segment{i}"] = part.segment
             source.add(f"s{i} = segment{i}()")
-            source.unless(f"s{i} is not None")
+            source.unless(f"s{i} is not None and s{i}.fresh")
             names.append(f"s{i}")
-        roots = [arguments.roots[part.root] for part in self.plan.parts]
         arguments.check_nodes(names)
-        source.add("if STRUCTURE.stamp is not plan.structure:")
         comma = "," if names else ""
-        source.add(
-            f"if not plan.rearm(({', '.join(names)}{comma}), ({', '.join(roots)}{comma})):"
-            " return AGAIN",
-            2,
+        source.unless(
+            f"STRUCTURE.unwatched is plan.unwatched or rearm(({', '.join(names)}{comma}))"
         )
 
     def _read(self, arguments: Arguments) -> None:
@@ -185,19 +178,18 @@ class _Follower:
         for i, (part, segment) in enumerate(zip(self.plan.parts, self.segments, strict=True)):
             self._take_leaves(arguments.leaves[at : part.start])
             at = part.start
-            if segment.reads_variables_and_lists(_LISTS):
-                if segment.live:
-                    source.add(f"for items, held in s{i}.lists:")
-                    source.add(
-                        "if not (len(items) == len(held) and all(map(is_, items, held))):"
-                        " return AGAIN",
-                        2,
-                    )
-                source.add(f"x{i} = [v._value for v in s{i}.variables]")
-            else:
-                root = arguments.roots[part.root]
-                source.add(f"x{i} = s{i}.read({root}, True, True)")
+            if segment.lists is None:
+                source.add(f"x{i} = s{i}.read({arguments.roots[part.root]}, True)")
                 source.unless(f"x{i} is not None")
+            else:
+                names = [(source.fresh(), source.fresh()) for _ in segment.lists]
+                if names:
+                    pairs = ", ".join([f"({items}, {held})" for items, held in names])
+                    source.add(f"{pairs}, = s{i}.lists")
+                for items, held in names:
+                    same = f"len({items}) == len({held}) and all(map(is_, {items}, {held}))"
+                    source.unless(same)
+                source.add(f"x{i} = [v._value for v in s{i}.variables]")
             self.places += [f"x{i}[{n}]" for n in range(len(segment.leaves))]
             self.inputs.append(f"*x{i}")
         self._take_leaves(arguments.leaves[at:])
@@ -333,6 +325,14 @@ class _Follower:
         else:
             raise Unplannable
         self.source.add(f"return {value}")
+
+
+def _rearm(plan: Plan, function: Any, segments: Sequence[Segment]) -> bool:
+    """Tell whether what nobody watches concerns the calls of a plan."""
+    unwatched = STRUCTURE.unwatched  # before all else: what comes later is noticed again
+    if _tokens._OPEN or _scope.OPEN or known_of(function):
+        return False
+    return plan.rearm(segments, unwatched)
 
 
 def plan_of(follower: Any) -> Plan:

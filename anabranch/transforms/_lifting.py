@@ -21,6 +21,7 @@ from anabranch.graph._flatten import Flat
 from anabranch.graph._function import plain_function
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import Found, Scope
+from anabranch.graph._tokens import STRUCTURE
 from anabranch.graph._variable import Variable
 
 P = ParamSpec("P")
@@ -108,15 +109,16 @@ def _remember(attempt: Attempt, found: Sequence[Variable]) -> None:
         known = _FOUND.setdefault(key, [])
         known[:] = [ref for ref in known if ref() is not None]
         known += [weakref.ref(variable) for variable in found]
-        FOUND_STAMP[0] = object()
+        _STAMP[0] = object()
+        STRUCTURE.unwatched = object()
 
 
 def found_stamp() -> object:
     """Return an object that is another one whenever something has been found."""
-    return FOUND_STAMP[0]
+    return _STAMP[0]
 
 
-FOUND_STAMP: list[object] = [object()]
+_STAMP: list[object] = [object()]
 
 
 def with_found(function: Any, functions: Sequence[Any]) -> Any:
@@ -147,8 +149,13 @@ def with_known(function: Any, user: Any) -> Any:
         function: what is split.
         user: the function of the user.
     """
-    found = _known(_plain(user)) if _FOUND else ()
+    found = known_of(user)
     return Capturing(function, tuple(found)) if found else function
+
+
+def known_of(user: Any) -> Sequence[Variable]:
+    """Return the Variables that earlier calls have found in a function of the user."""
+    return _known(_plain(user)) if _FOUND else ()
 
 
 def _known(function: Any) -> list[Variable]:

@@ -40,14 +40,15 @@ class TraceNeededError(Exception):
 class Stamps(NamedTuple):
     """The stamps of the last writes, read before the objects are."""
 
-    structure: Any
-    variables: Any
+    structure: object
+    variables: object
+    unwatched: object
 
 
 def read_stamps() -> Stamps:
-    """Return the stamps of the last structural write, and of the last one to a Variable."""
-    structure = STRUCTURE.stamp  # first: the other is renewed before it
-    return Stamps(structure, STRUCTURE.variables)
+    """Return the stamps of the last structural writes; see `STRUCTURE`."""
+    structure = STRUCTURE.stamp  # first: the others are renewed before it
+    return Stamps(structure, STRUCTURE.variables, STRUCTURE.unwatched)
 
 
 class _Part(NamedTuple):
@@ -81,7 +82,7 @@ class Plan:
         "nodes",
         "parts",
         "roots",
-        "structure",
+        "unwatched",
     )
 
     def __init__(
@@ -94,7 +95,7 @@ class Plan:
         nodes: Mapping[int, int],
     ) -> None:
         self.function, self.graphdef = function, graphdef
-        self.structure, self._variables = stamps
+        _, self._variables, self.unwatched = stamps
         self.calls = 0  # that followed it in the general way
         self.latest: _Known | None = None  # what the last of them did
         self.parts = parts
@@ -111,10 +112,8 @@ class Plan:
 
     def read(self, spine: Spine) -> tuple[Sequence[Any], list[Segment]] | None:
         """Return the leaves and the segments, or None if the structure has changed."""
-        structure = STRUCTURE.stamp
-        armed = structure is self.structure
         variables = STRUCTURE.variables
-        same_variables = armed or variables is self._variables
+        same_variables = variables is self._variables
         given = spine.leaves
         leaves: Sequence[Any] = []
         segments: list[Segment] = []
@@ -123,7 +122,7 @@ class Plan:
             segment = ref()
             if segment is None:
                 return None
-            found = segment.read(spine.roots[root], armed, same_variables)
+            found = segment.read(spine.roots[root], same_variables)
             if found is None:
                 return None
             segments.append(segment)
@@ -135,18 +134,23 @@ class Plan:
             leaves = [*leaves, *given[at:]]
         if spine.nodes and not all(s.ids.isdisjoint(map(id, spine.nodes)) for s in segments):
             return None
-        if not armed:
-            self.structure, self._variables = structure, variables
+        if not same_variables:
+            self._variables = variables
         return leaves, segments
 
-    def rearm(self, segments: Sequence[Segment], roots: Sequence[Any]) -> bool:
-        """Tell whether no write since concerns this plan, and remember it."""
-        structure, variables = STRUCTURE.stamp, STRUCTURE.variables
-        same = variables is self._variables
-        for segment, root in zip(segments, roots, strict=True):
-            if not segment.reports_nothing(root, same):
+    def rearm(self, segments: Sequence[Segment], unwatched: object) -> bool:
+        """Tell whether no write to a Variable concerns this plan, and remember it.
+
+        Arguments:
+            segments: of the plan.
+            unwatched: the stamp of `STRUCTURE` up to which nothing else concerns it.
+        """
+        variables = STRUCTURE.variables
+        if variables is not self._variables:
+            if not all(segment.has_metadata() for segment in segments):
                 return False
-        self.structure, self._variables = structure, variables
+            self._variables = variables
+        self.unwatched = unwatched
         return True
 
     def finish(

@@ -67,6 +67,18 @@ def test_nothing_is_alive_after_1_000_models(no_gc):
     assert [*jitted._plans] == []
 
 
+def test_a_module_that_all_models_share_forgets_those_that_are_gone(no_gc):
+    jitted, shared = transforms.jit(step), Layer()
+    for _ in range(300):
+        model = Model()
+        model.layers[0] = shared
+        jitted(model)
+        jitted(model)
+    assert len(object.__getattribute__(shared, "_ab_watchers")) < 10
+    shared.extra = 1
+    assert jitted(model).tolist() == [1.0, 1.0]
+
+
 def test_models_in_cycles_are_collected():
     jitted = transforms.jit(step)
     refs: list[Any] = []

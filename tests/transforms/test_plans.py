@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -157,7 +158,7 @@ class TestGuard:
         DOORS[door](world)
         for _ in range(2):
             assert same(jitted(world), look(world))
-        Layer().extra = 1  # somebody else's write: the stamps are compared
+        Layer().extra = 1  # somebody else's write
         assert same(jitted(world), look(world))
 
     @pytest.mark.parametrize("door", DOORS)
@@ -193,6 +194,34 @@ class TestGuard:
         world.layers[0].w = ab.Param(jnp.ones(2))
         assert jitted(world).tolist() == [2.0, 2.0]
 
+    def test_arrays_are_read_by_name_whatever_the_order_in_memory(self, walks):
+        def read(points):
+            return [(p.x, p.y) for p in points]
+
+        forwards, backwards = Holding(), Holding()  # a class lays its attributes out once
+        forwards.x, forwards.y = jnp.array(1.0), jnp.array(2.0)
+        backwards.y, backwards.x = jnp.array(3.0), jnp.array(4.0)
+        world, jitted = World(), transforms.jit(lambda w: read(w.points))
+        world.points = [forwards, backwards]
+        jitted(world)
+        for i in range(30):
+            setattr(backwards, f"name{i}", None)  # until the dictionary has a layout of its own
+            delattr(backwards, f"name{i}")
+            assert jitted(world) == [(1.0, 2.0), (4.0, 3.0)]
+        assert walks.of(jitted, world) == 0
+        x = vars(backwards).pop("x")
+        vars(backwards)["x"] = x
+        assert jitted(world) == [(1.0, 2.0), (4.0, 3.0)]
+
+    def test_the_order_of_an_ordered_dict_is_seen(self):
+        world, jitted = World(), transforms.jit(lambda w: [*w.ordered.values()])
+        world.ordered = OrderedDict(a=jnp.array(1.0), b=jnp.array(2.0))
+        jitted(world)
+        world.ordered.move_to_end("a")
+        assert jitted(world) == [2.0, 1.0]
+        world.ordered["a"] = world.ordered.pop("a")
+        assert jitted(world) == [2.0, 1.0]
+
     def test_a_module_that_two_models_share_is_seen_by_both(self):
         """C36."""
         shared = Layer()
@@ -204,6 +233,11 @@ class TestGuard:
         jitted(b)
         grow(a)
         assert same(jitted(b), look(b))
+
+
+@ab.node
+class Holding:
+    """Attributes in any order."""
 
 
 def step(world: World, x: Any) -> Any:
