@@ -107,7 +107,7 @@ def _fori_runner(
 
     def run(stop: Any, *leaves: Any) -> Any:
         state = (leaves[counter], loop.carry_in(leaves), loop.fixed(leaves))
-        first = FirstStep()
+        first = FirstStep(None if bounds is None else bounds[1] - bounds[0])
 
         def step(
             i: Any, carried: list[Any], fixed: dict[int, Any], slices: Sequence[Any] = ()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 
 from anabranch import _jax
-from anabranch.errors import StructureError, bounded, first_few
+from anabranch.errors import AnabranchError, StructureError, bounded, first_few
 from anabranch.graph import _kinds
 from anabranch.graph._build import build
 from anabranch.graph._delta import Delta, Write, commit
@@ -55,10 +55,18 @@ class Prologue:
     outside of it as well, whatever trace the loop runs in.
     """
 
-    __slots__ = ("additions", "entries", "text", "values", "written")
+    __slots__ = ("additions", "entries", "is_repeated", "text", "values", "written")
 
-    def __init__(self, additions: Additions, entries: tuple[Entry, ...], values: list[Any]) -> None:
+    def __init__(
+        self,
+        additions: Additions,
+        entries: tuple[Entry, ...],
+        values: list[Any],
+        *,
+        is_repeated: bool,
+    ) -> None:
         self.additions, self.written, self.text = additions
+        self.is_repeated = is_repeated  # the step, as far as is known
         self.entries = entries
         self.values: list[Any] | None = values
 
@@ -90,9 +98,13 @@ class FirstStep:
     """Notes what a step adds. To be made where the loop begins.
 
     An exception would do the same, but JAX never frees a trace that ends with one (jax 0.10).
+
+    Arguments:
+        steps: how many there are; None if that is not known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int | None = None) -> None:
+        self._is_repeated = steps is not None and steps > 1
         self._around = _jax.all_traces(_jax.current_trace())
         self.prologue: Prologue | None = None
 
@@ -135,7 +147,8 @@ class FirstStep:
         every = [a._replace(edge=renumbered(a.edge)) for a in additions.all]
         new = [entries[index] for index in sorted(reached)]
         new = [e._replace(edges=tuple([renumbered(x) for x in e.edges])) for e in new]
-        self.prologue = Prologue(additions._replace(all=every), tuple(new), values)
+        additions = additions._replace(all=every)
+        self.prologue = Prologue(additions, tuple(new), values, is_repeated=self._is_repeated)
         config: Any = jax.config
         if config.jax_disable_jit:
             raise _FoundError(self.prologue)
@@ -158,8 +171,8 @@ def run_with_prologue(
         kwargs: the same by name.
 
     Raises:
-        StructureError: a step adds more, or writes something else, when it starts from what was
-            added.
+        StructureError: a step adds more, writes something else, or raises, when it starts from what
+            was added.
     """
     targets = Targets(functions)
     found = _try(attempt, targets, args, kwargs)
@@ -177,6 +190,13 @@ def run_with_prologue(
             result = _try(lifting(attempt), Targets(resolved), made.args, made.kwargs)
         except StructureError as error:
             raise _not_enough(prologue, str(error)) from None
+        except AnabranchError:
+            raise
+        except Exception as error:
+            if prologue.is_repeated:
+                raise  # the loop in Python does so, too
+            text = f"{type(error).__name__}: {error}"
+            raise _not_enough(prologue, text) from error
         if _is_prologue(result):
             raise _not_enough(prologue, result[0].text)
         played.check(name)

@@ -134,7 +134,7 @@ def _runner(
     call = calling(refs, 0)
 
     def run(*leaves: Any) -> Any:
-        fixed, first = loop.fixed(leaves), FirstStep()
+        fixed, first = loop.fixed(leaves), FirstStep(length)
 
         def step(carried: list[Any], slices: list[Any]) -> Any:
             done = loop.step(call, carried, slices, fixed, steps=length > 0, first=first)

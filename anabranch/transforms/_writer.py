@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.errors import CapturedWriteError, ConcurrentWriteError
-from anabranch.graph import _classify, _kinds, _static
+from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.graph._build import build
 from anabranch.graph._delta import _COMMIT, changed_meanwhile
 from anabranch.graph._flatten import namer
-from anabranch.graph._graphdef import Edge, GraphDef
+from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.transforms._box import Report
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._watch import Unplannable
@@ -185,11 +185,18 @@ def _writes_of(graphdef: GraphDef, report: Report) -> tuple[list[_Write], list[_
                 write = _Write(index, position, ~old, report.sources[~new])
                 if write.source != write.leaf:
                     (variables if entry.kind.is_variable else cells).append(write)
-                    if not (entry.kind.is_variable or entry.kind.is_root or entry.kind in _HOLDERS):
+                    if not (entry.kind.is_variable or _is_holder(entry)):
                         raise Unplannable
             elif new not in (old, (_static.LOCATED, index, position)):
                 raise Unplannable
     return variables, cells
+
+
+def _is_holder(entry: Entry) -> bool:
+    """Tell whether arrays of an object are elements, or attributes in a dictionary."""
+    if entry.kind in (_kinds.MODULE, _kinds.OBJECT) and _module.slot_names(entry.cls):
+        return False
+    return entry.kind.is_root or entry.kind in _HOLDERS
 
 
 # -- the result ----------------------------------------------------------------------------------

@@ -379,6 +379,18 @@ def test_what_is_added_in_every_step_is_refused():
     assert "Started from what it adds, it fails as well" in text
 
 
+def test_a_step_that_raises_once_it_has_made_something_is_refused():
+    def f(c, x):
+        if "made" in c:
+            raise ValueError("made twice")
+        c["made"] = ab.Param(ab.hoist(jnp.zeros, 2))
+        return c, x
+
+    with pytest.raises(StructureError, match="ValueError: made twice") as info:
+        ab.scan(f)({}, XS[:1])  # the loop in Python has no second step
+    assert isinstance(info.value.__cause__, ValueError)
+
+
 def test_an_error_later_on_leaves_everything():
     def step(m, x):
         if hasattr(m, "w"):

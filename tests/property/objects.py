@@ -98,8 +98,10 @@ def is_no_program(error: BaseException) -> bool:
     text = str(error)
     if isinstance(error, AttributeError) and "'update'" in text:
         return True  # tracers have an `update`, that of their aval
-    if isinstance(error, IndexError) and "out of bounds for axis" in text:
-        return True  # in a trace, an index is clamped
+    if isinstance(error, IndexError):  # in a trace, an index is clamped, and another error raised
+        return any(
+            x in text for x in ("out of bounds for axis", "scalar variable", "valid indices")
+        )
     if isinstance(error, TypeError | AttributeError):
         return any(x in text for x in ("'int'", "'float'", "'numpy.")) or type(
             error

@@ -277,6 +277,16 @@ class TestWrites:
         assert world.holding.x.tolist() == [9.0] * 2
         assert float(d["x"]) == float(d["v"]) == 2.0
 
+    def test_arrays_in_slots_are_written(self):
+        def write(w):
+            w.slotted.b = w.slotted.b + 1
+
+        world, jitted = World(), transforms.jit(write)
+        world.slotted.b = jnp.zeros(2)
+        for i in range(1, 4):
+            jitted(world)
+            assert world.slotted.b.tolist() == [float(i)] * 2
+
     def test_arrays_that_change_places_are_the_same_arrays(self, walks):
         def swap(w):
             w.array, w.named_arrays["p"] = w.named_arrays["p"], w.array
