@@ -18,8 +18,9 @@ from typing import Any
 class Watcher:
     """Watches Modules."""
 
-    fresh = True
-    """Whether none of them has been written since."""
+    def __init__(self) -> None:
+        self.fresh = True
+        """Whether none of them has been written since."""
 
 
 Watchers = list["weakref.ref[Watcher]"]

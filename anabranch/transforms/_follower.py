@@ -50,6 +50,7 @@ def make_follower(
     static: Selection,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    groups: int,
     general: Mapping[str, Any],
 ) -> Any:
     """Return the follower of a plan, or None if it is none of the simple ones.
@@ -61,6 +62,7 @@ def make_follower(
         static: which arguments are static.
         args: of the call.
         kwargs: of the call.
+        groups: how many the compiled function returns.
         general: what the general way offers: `failed`, called when the compiled function has
             raised; `finish`, for another report; `splitter`, see `followed_call`.
     """
@@ -68,7 +70,7 @@ def make_follower(
     if watch is None or known is None or known.writer is None:
         return None
     try:
-        return _Follower(plan, segments, known.report, known.writer, general).make(
+        return _Follower(plan, segments, known.report, known.writer, groups, general).make(
             watch, static, args, kwargs
         )
     except Unplannable:
@@ -82,9 +84,11 @@ class _Follower:
         segments: Sequence[Segment],
         report: Any,
         writer: Writer,
+        groups: int,
         general: Mapping[str, Any],
     ) -> None:
         self.plan, self.segments, self.report, self.writer = plan, segments, report, writer
+        self.groups = groups
         self.source = source = Source()
         source.names.update(
             {
@@ -118,7 +122,8 @@ class _Follower:
         source.names["cell"] = cell
         trace = "current_trace()" if cell is None else f"cell.{attribute}"
         source.unless(f"{trace} is ROOT")
-        source.unless(f"len(args) == {len(args)} and len(kwargs) == {len(kwargs)}")
+        named = f"len(kwargs) == {len(kwargs)}" if kwargs else "not kwargs"
+        source.unless(f"len(args) == {len(args)} and {named}")
         arguments = self._take_arguments(static, args, kwargs)
         if watch:
             self._compare_captures(watch)
@@ -149,7 +154,10 @@ class _Follower:
         if names:
             source.add(f"{', '.join(names)}, = args")
         for i, (name, x) in enumerate(zip(names, args, strict=True)):
-            (arguments.take_static if i in chosen else arguments.take)(name, x)
+            if i == 0 and i not in chosen and quick_key(args):
+                arguments.add_root(name)  # the follower was found by it
+            else:
+                (arguments.take_static if i in chosen else arguments.take)(name, x)
         if kwargs:
             source.unless(f"[*kwargs] == {source.constant([*kwargs])}")
             names = [source.fresh() for _ in kwargs]
@@ -200,6 +208,7 @@ class _Follower:
 
     def _call(self) -> None:
         source, inputs = self.source, ", ".join(self.inputs)
+        in_one = "groups[0]" if self.groups == 1 else "[x for group in groups for x in group]"
         for line, depth in (
             ("try:", 1),
             (f"report, groups = function({inputs})", 2),
@@ -210,7 +219,7 @@ class _Follower:
             ("raise", 2),
             ("if report is not report_then:", 1),
             (f"return finish(plan, [{inputs}], args, kwargs, report, groups)", 2),
-            ("out = groups[0] if len(groups) == 1 else [x for group in groups for x in group]", 1),
+            (f"out = {in_one}", 1),
         ):
             source.add(line, depth)
 
@@ -221,15 +230,10 @@ class _Follower:
             return
         if not writer.writes:
             return
-        owners = [self._owner(index) for index in writer.indices]
-        if len(owners) == 1:
-            (index,), (leaf,) = writer.indices, writer.replaced
-            source.add(f"v = {self._object(index, arguments)}")
-            source.add("with COMMIT:")
-            now = "v._value" if writer.is_own else "get_value(v)"
-            source.add(f"if {now} is not {self.places[leaf]}: raise writer.changed({index})", 2)
-            source.add(f"set_value(v, {self._value(writer.sources[0])})", 2)
+        if len(writer.indices) <= _FEW:
+            self._write_few(arguments)
             return
+        owners = [self._owner(index) for index in writer.indices]
         runs: list[tuple[str, str]] = []
         start = 0
         for end in range(1, len(owners) + 1):
@@ -246,6 +250,21 @@ class _Follower:
         now = "[v._value for v in written]" if writer.is_own else "map(get_value, written)"
         source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
         source.add("deque(map(set_value, written, new), 0)", 2)
+
+    def _write_few(self, arguments: Arguments) -> None:
+        writer, source = self.writer, self.source
+        variables = [source.fresh("v") for _ in writer.indices]
+        for name, index in zip(variables, writer.indices, strict=True):
+            source.add(f"{name} = {self._object(index, arguments)}")
+        source.add("with COMMIT:")
+        for name, index, leaf in zip(variables, writer.indices, writer.replaced, strict=True):
+            now = f"{name}._value" if writer.is_own else f"get_value({name})"
+            source.add(f"if {now} is not {self.places[leaf]}: raise writer.changed({index})", 2)
+        if len(variables) == 1:
+            source.add(f"set_value({variables[0]}, {self._value(writer.sources[0])})", 2)
+        else:  # in one call, so that nothing can come between two of them
+            every = f"({', '.join(variables)})"
+            source.add(f"deque(map(set_value, {every}, {self._outputs()}), 0)", 2)
 
     def _write_cell(self, arguments: Arguments) -> None:
         """Write one array that is an attribute or an element; more take an undo log."""

@@ -84,7 +84,7 @@ class Plans:
         result = plan.finish(spine, segments, leaves, report, groups)
         plan.calls += 1
         if plan.calls == _ENOUGH or plan.calls % _AGAIN_AFTER == 0:
-            self._write_out(plan, segments, args, kwargs)
+            self._write_out(plan, segments, args, kwargs, len(groups))
         if result is not AGAIN:
             return result
         flat = self._walk(plan, leaves, args, kwargs)
@@ -96,12 +96,15 @@ class Plans:
         segments: Sequence[Segment],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
+        groups: int,
     ) -> None:
         """Make a follower, if the plan is a simple one."""
         if len(self.followers) >= _FOLLOWERS:
             self.followers.clear()
         watch = self._reader.watch_of_no_objects()
-        follower = make_follower(plan, segments, watch, self._static, args, kwargs, self._general())
+        follower = make_follower(
+            plan, segments, watch, self._static, args, kwargs, groups, self._general()
+        )
         if follower is not None:
             self.followers[quick_key(args)] = follower
 

@@ -85,6 +85,7 @@ class Segment(Watcher):
     """What is known of one root; filled by `make_segment`, and never changed then."""
 
     def __init__(self, root: Any) -> None:
+        super().__init__()
         self.root = weakref.ref(root)
         self.ids: set[int] = set()  # of the objects below the root
         self.objects: dict[int, Any] = {}  # the same objects, by their index in the graphdef

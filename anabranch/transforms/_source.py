@@ -70,8 +70,7 @@ class Arguments:
             self.leaves.append(name)
         elif isinstance(rule, Kind) and rule.is_root:
             source.unless(f"id({name}) == {id(x)}")
-            self.roots.append(name)
-            self.starts.append(len(self.leaves))
+            self.add_root(name)
         elif rule is _kinds.VARIABLE:
             self._take_variable(name, x)
         elif rule is _kinds.OBJECT:
@@ -80,6 +79,11 @@ class Arguments:
             self._take_container(name, x, cls, numbers=numbers)
         else:
             self.take_static(name, x)
+
+    def add_root(self, name: str) -> None:
+        """Add an object that can keep what plans know of it, and that is known to be the same."""
+        self.roots.append(name)
+        self.starts.append(len(self.leaves))
 
     def take_static(self, name: str, x: Any) -> None:
         """Compare a static value."""
@@ -137,7 +141,10 @@ class Arguments:
 
     def check_nodes(self, segments: Sequence[str]) -> None:
         """Compare nodes with one another, and with what hangs on roots: all must be different."""
-        if self.nodes:
+        if len(self.nodes) == 1:
+            for segment in segments:
+                self.source.unless(f"id({self.nodes[0]}) not in {segment}.ids")
+        elif self.nodes:
             ids = "{" + ", ".join([f"id({name})" for name in self.nodes]) + "}"
             self.source.add(f"ids = {ids}")
             self.source.unless(f"len(ids) == {len(self.nodes)}")
