@@ -47,7 +47,7 @@ class Spread:
 
     def given(self, x: Any) -> Any:
         """Return an argument of the world that has all lanes: arrays have the axis of lanes."""
-        if is_array(x):
+        if is_array(x) or isinstance(x, np.generic):
             stacked = x.shape[:1] == (LANES,)  # what a shared Variable holds is not
             return x if stacked else jnp.broadcast_to(x, (LANES, *x.shape))
         return _rebuilt(x, self.given)
@@ -75,7 +75,7 @@ def is_number(path: Any, owner: Any) -> bool:
     """Tell numbers, which are the same in all lanes; a transform around makes them weak arrays."""
     if isinstance(owner, ab.Variable) or np.ndim(owner):
         return False
-    return isinstance(owner, (int, float, np.generic)) or getattr(owner, "weak_type", False)
+    return isinstance(owner, (int, float)) or getattr(owner, "weak_type", False)
 
 
 def slice_of(stacked: Any, like: Any, lane: int) -> Any:
@@ -89,7 +89,9 @@ def shifted(array: Any, number: int, lane: int) -> Any:
     """Return an array of one lane, in the place of the given one."""
     step = lane * (1 if array.dtype.kind == "i" else 0.25) * (-1) ** number
     if isinstance(array, jax.Array):
-        return jnp.clip(array + step, -8, 8)
+        return jnp.clip(array + step, -8, 8).astype(
+            array.dtype
+        )  # not of a weak type, as numbers are
     return _read_only(np.clip(array + step, -8, 8).astype(array.dtype))
 
 
