@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -100,6 +101,18 @@ class Kind:
     def read(self, obj: Any) -> Any:
         """Return the value of a Variable."""
         raise NotImplementedError
+
+    def token(self, obj: Any) -> Any:
+        """Return the token of the trace that a Variable was made in."""
+        raise NotImplementedError
+
+    def copy_for(self, obj: Any, token: Any) -> Any:
+        """Return a copy of a Variable that belongs to another trace."""
+        raise NotImplementedError
+
+    def reference(self, obj: Any) -> Callable[[], Any]:
+        """Return what returns a node as long as it is alive, and does not keep it alive."""
+        return weakref.ref(obj)
 
     def empty(self, obj: Any) -> None:
         """Let an object hold nothing."""

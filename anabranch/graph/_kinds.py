@@ -90,6 +90,19 @@ class _VariableKind(Kind):
     def read(self, obj: Any) -> Any:
         return obj._value
 
+    def token(self, obj: Any) -> Any:
+        return obj._token
+
+    def copy_for(self, obj: Any, token: Any) -> Any:
+        copy = object.__new__(type(obj))
+        for name, content in (
+            ("_value", obj._value),
+            ("_metadata", obj._metadata),
+            ("_token", token),
+        ):
+            _set(copy, name, content)
+        return copy
+
     def empty(self, obj: Any) -> None:
         _set(obj, "_value", None)
 

@@ -15,14 +15,75 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from anabranch import _jax
 from anabranch.errors import CapturedWriteError
-from anabranch.graph._tokens import STRUCTURE, current_token, token_of, trace_of
+from anabranch.graph._tokens import STRUCTURE, current_token, is_level, token_of, trace_of
 
 OPEN: list[Scope] = []
 """The open scopes of all threads: most often there is none."""
+
+
+class Hook(Protocol):
+    """How Variables of one library are made to ask."""
+
+    def attach(self) -> None:
+        """Let them ask."""
+
+    def detach(self) -> None:
+        """Let the library be as it was."""
+
+    def refused(self, error: Exception) -> Any:
+        """Return the object of which an error says that it belongs to another trace, or None."""
+        ...
+
+
+class Hooks:
+    """How Variables of other libraries ask what stands for them: held as long as needed.
+
+    Our own always ask. Others are made to while a scope is open in which it matters: one whose
+    function JAX keeps, whose objects are of the same trace, or that lifts Variables found before.
+    Anywhere else what is read is right, and what is written is refused: then it is tried again.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hooks: list[Hook] = []
+        self._held = False
+
+    def add(self, hook: Hook) -> None:
+        """Let there be one more hook."""
+        self._hooks.append(hook)
+
+    def refused(self, error: Exception) -> Any:
+        """Return what an error refuses to be written, which a hook may lead elsewhere, or None."""
+        return next(filter(_is_there, (hook.refused(error) for hook in self._hooks)), None)
+
+    def hold(self, needed: Any) -> None:
+        """Attach them if a scope that has been opened needs them."""
+        if needed and self._hooks and not self._held:
+            with self._lock:
+                if not self._held:
+                    self._held = True
+                    for hook in self._hooks:
+                        hook.attach()
+
+    def let_go(self) -> None:
+        """Detach them if no scope is open any more."""
+        if self._held:
+            with self._lock:
+                if self._held and not OPEN:
+                    for hook in self._hooks:
+                        hook.detach()
+                    self._held = False
+
+
+def _is_there(x: Any) -> bool:
+    return x is not None  # the truth of a Variable is that of its value
+
+
+HOOKS = Hooks()
 
 
 class Found(BaseException):
@@ -54,6 +115,7 @@ class Scope:
         twins: their twins, by index.
         opener: the trace that the transform was called in.
         captured: those of the objects that were found before.
+        hooked: whether Variables of other libraries have to ask, too.
     """
 
     def __init__(
@@ -62,6 +124,7 @@ class Scope:
         twins: Sequence[Any],
         opener: Any,
         captured: Sequence[Any] = (),
+        hooked: bool = False,
     ) -> None:
         self._lifts = outer is not None
         # with the objects themselves, so that ids stay valid
@@ -71,6 +134,7 @@ class Scope:
         self._twins = twins
         self._twin_ids: set[int] | None = None
         self._opener = opener
+        self._hooked = hooked
         self._parent: Scope | None = None
         self.found: list[Any] = []
         self.stand_ins: list[Any] = []
@@ -84,6 +148,12 @@ class Scope:
         OPEN.append(self)
         STRUCTURE.unwatched = object()
         stack.append(self)
+        HOOKS.hold(
+            self._hooked
+            or self._known
+            or is_level(self._inside)
+            or _is_staged(_jax.current_trace())
+        )
 
     def _tokens_outside(self) -> dict[int, Any]:
         trace = _jax.current_trace()
@@ -110,7 +180,8 @@ class Scope:
         """Note that an input is reached in a hidden way, too."""
         if not self._lifts or id(outer) in self._known:
             return
-        if not type(outer).__weakrefoffset__:  # it could not be remembered
+        if not (type(outer).__weakrefoffset__ or _kind_of(outer).is_variable):
+            # it could not be remembered
             raise CapturedWriteError(
                 f"a {type(outer).__name__} is reached both as an argument and in a way that cannot "
                 "be seen (behind an object that is no node, say), and is returned or was assigned "
@@ -119,9 +190,9 @@ class Scope:
         self.found.append(outer)
         self._known[id(outer)] = twin
 
-    def variable(self, variable: Any) -> Any:
+    def variable(self, variable: Any, token: Any) -> Any:
         """Return what stands for a Variable here; it becomes an input if it is none yet."""
-        if variable._token is self._inside:
+        if token is self._inside:
             return variable
         twin = self._known.get(id(variable))
         if twin is not None:
@@ -130,10 +201,10 @@ class Scope:
             return twin
         outer = variable
         if id(variable) not in self._inputs:
-            if id(variable._token) not in self._outside:
+            if id(token) not in self._outside:
                 return variable  # it was made here, in a plain transform of JAX
             if self._parent is not None:
-                outer = self._parent.variable(variable)
+                outer = self._parent.variable(variable, token)
         twin = self._inputs.get(id(outer))
         if twin is not None:
             self._note(outer, twin)
@@ -146,13 +217,7 @@ class Scope:
         return twin
 
     def _find(self, outer: Any) -> Any:
-        twin = object.__new__(type(outer))
-        for name, content in (
-            ("_value", outer._value),
-            ("_metadata", outer._metadata),
-            ("_token", self._inside),
-        ):
-            object.__setattr__(twin, name, content)
+        twin = _kind_of(outer).copy_for(outer, self._inside)
         self.found.append(outer)
         self.stand_ins.append(twin)
         self._check_not_kept()
@@ -177,6 +242,16 @@ class Scope:
                 raise Found(self)
 
 
+def _kind_of(obj: Any) -> Any:
+    from anabranch.graph._classify import rule_of  # it needs Variables, which need this file
+
+    return rule_of(obj)
+
+
+def _is_staged(trace: Any) -> bool:
+    return any(map(_jax.is_boundary, _jax.trace_chain(trace)))
+
+
 def _staged_between(trace: Any, outer: Any) -> bool:
     """Tell whether a function that runs in a trace, within an outer one, is kept by JAX."""
     for inner in _jax.trace_chain(trace):
@@ -187,10 +262,10 @@ def _staged_between(trace: Any, outer: Any) -> bool:
     return False
 
 
-def here(variable: Any) -> Any:
-    """Return what stands for a Variable in the code that runs."""
+def here(variable: Any, token: Any) -> Any:
+    """Return what stands for a Variable, made in the trace of a token, in the code that runs."""
     stack = _SCOPES.stack
-    return stack[-1].variable(variable) if stack else variable
+    return stack[-1].variable(variable, token) if stack else variable
 
 
 def object_here(obj: Any) -> Any:

@@ -94,6 +94,16 @@ def token_of(trace: Any) -> Any:
     return trace if trace is _ROOT or trace is None else weakref.ref(trace)
 
 
+def levels_are_open() -> bool:
+    """Tell whether there is a level of its own in any thread."""
+    return bool(_OPEN)
+
+
+def is_level(token: Any) -> bool:
+    """Tell whether a token is that of a level within a trace."""
+    return type(token) is _Level
+
+
 def trace_of(token: Any) -> Any:
     """Return the trace that a token belongs to, None if it is gone."""
     if type(token) is weakref.ref:

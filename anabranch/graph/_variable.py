@@ -84,13 +84,13 @@ class Variable:
     @property
     def value(self) -> Any:
         """The array, or pytree of arrays, that the Variable holds now."""
-        return here(self)._value if OPEN else self._value
+        return here(self, self._token)._value if OPEN else self._value
 
     @value.setter
     def value(self, value: Any) -> None:
         if isinstance(value, Variable):
             value = value.value
-        cell = here(self) if OPEN else self
+        cell = here(self, self._token) if OPEN else self
         check_owned(cell, cell._token, "write the value")
         _set(cell, "_value", value)
 
@@ -161,13 +161,13 @@ class Variable:
     # -- reading and writing parts ---------------------------------------------------------------
 
     def __getitem__(self, index: Any) -> Any:
-        value = here(self)._value if OPEN else self._value
+        value = here(self, self._token)._value if OPEN else self._value
         return value if index is ... else value[_raw(index)]
 
     def __setitem__(self, index: Any, new: Any) -> None:
         if isinstance(new, Variable):
             new = new.value
-        cell = here(self) if OPEN else self
+        cell = here(self, self._token) if OPEN else self
         check_owned(cell, cell._token, "write the value")
         old = cell._value
         if isinstance(old, (dict, list)):

@@ -153,7 +153,7 @@ class Walk:
                         edges.append(self._leaf(x))
                         continue
                     if OPEN and isinstance(rule, Kind) and rule.identity and id(x) not in ids:
-                        x = here(x) if rule is VARIABLE else object_here(x)
+                        x = here(x, rule.token(x)) if rule.is_variable else object_here(x)
                     if rule is VARIABLE and variable is None and rules.get(type(x._value)) is LEAF:
                         edge = ids.get(id(x))
                         edges.append(self._variable(x, of) if edge is None else edge)

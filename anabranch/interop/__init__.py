@@ -7,10 +7,12 @@ are values, as anywhere.
 """
 
 from anabranch.graph import _classify
+from anabranch.graph._scope import HOOKS
 from anabranch.interop._named_arrays import from_named_arrays, to_named_arrays
 from anabranch.interop._nnx_state import from_nnx_state, to_nnx_state
-from anabranch.interop._resolve import resolve
+from anabranch.interop._resolve import FlaxHook, resolve
 
 _classify.add_resolver(resolve)
+HOOKS.add(FlaxHook())
 
 __all__ = ["from_named_arrays", "from_nnx_state", "to_named_arrays", "to_nnx_state"]

@@ -31,7 +31,7 @@ class _VariableKind(Kind):
     cell = _layout.CELL
 
     def open(self, obj: Any) -> Opened:
-        metadata = obj._var_metadata
+        metadata = _layout.metadata_of(obj)
         encoded = tuple([(name, _static.encode(value)) for name, value in metadata.items()])
         return encoded, _VARIABLE_KEYS, (_layout.raw_value(obj),)
 
@@ -39,7 +39,7 @@ class _VariableKind(Kind):
         return _layout.new_variable(cls)
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        known = getattr(obj, "_var_metadata", None)
+        known = _layout.known_metadata(obj)
         old = {} if known is None else {k: _static.encode(v) for k, v in known.items()}
         if known is None or tuple(old.items()) != extra:
             metadata = {
@@ -61,12 +61,23 @@ class _VariableKind(Kind):
     def is_owned(self, obj: Any) -> bool:
         return _layout.variable_is_owned(obj)
 
+    def token(self, obj: Any) -> Any:
+        return _layout.token_of_variable(obj)
+
+    def copy_for(self, obj: Any, token: Any) -> Any:
+        copy = _layout.new_variable_of(type(obj), token)
+        self.fill(copy, self.open(obj)[0], _VARIABLE_KEYS, (_layout.raw_value(obj),))
+        return copy
+
+    def reference(self, obj: Any) -> Any:
+        return _layout.reference_to(obj)
+
     def read(self, obj: Any) -> Any:
         value = _layout.raw_value(obj)
         return value[...] if _classify.rule_of(value) is _classify.REF else value
 
     def empty(self, obj: Any) -> None:
-        _layout.set_value(obj, None)
+        _layout.empty_variable(obj)
 
     def show_key(self, key: Any) -> str:
         return ""

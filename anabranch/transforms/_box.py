@@ -25,7 +25,7 @@ from anabranch.graph._delta import Delta, Diff, apply, diff
 from anabranch.graph._flatten import Flat, check_opaques
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._leaks import Places, refuse_leaks
-from anabranch.graph._scope import OPEN, Scope, open_scopes
+from anabranch.graph._scope import HOOKS, OPEN, Scope, open_scopes
 from anabranch.graph._spend import spend
 from anabranch.transforms._captured import tell_watcher
 from anabranch.transforms._lifting import attempt_for, lifting_into, with_captured
@@ -147,7 +147,7 @@ def run_inside(
     attempt = attempt_for(graphdef)
     outer = None if attempt is None else [attempt.flat.objects[i] for i in nodes]
     opener, captured = (None, ()) if attempt is None else (attempt.opener, attempt.captured)
-    scope = Scope(outer, twins, opener, captured)
+    scope = Scope(outer, twins, opener, captured, attempt is not None and attempt.hooked)
     functions = () if attempt is None else attempt.functions
     places = Places(functions, {entry.cls for entry in graphdef.entries if entry.kind.is_object})
     scopes = open_scopes()
@@ -168,6 +168,7 @@ def run_inside(
         del scopes[depth:]
         if scope in OPEN:
             OPEN.remove(scope)
+        HOOKS.let_go()
         spend(twins + scope.stand_ins)
         left = places.take_back(scope)
         check_opaques(graphdef)

@@ -16,29 +16,43 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from anabranch import _jax
+from anabranch.errors import CapturedWriteError
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._flatten import Flat
 from anabranch.graph._function import plain_function
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._scope import Found, Scope
+from anabranch.graph._scope import HOOKS, Found, Scope
 from anabranch.graph._tokens import STRUCTURE
-from anabranch.graph._variable import Variable
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+_REFUSED = """a {} is written that was made outside of the function that runs now, and that the
+function reaches in a way that nobody can see (behind an object that is no node, say). Only the
+values of Variables can be written so: pass the object as an argument."""
 
 
 class Capturing(NamedTuple):
     """In the place of a function: the function, and Variables that were found by their use."""
 
     function: Any
-    captured: tuple[Variable, ...]
+    captured: tuple[Any, ...]
 
 
 class Attempt:
     """A transformed call: what was split for it, and what was found in the attempts before."""
 
-    __slots__ = ("captured", "found", "function", "functions", "opener", "scope", "split")
+    __slots__ = (
+        "captured",
+        "found",
+        "function",
+        "functions",
+        "hooked",
+        "opener",
+        "scope",
+        "split",
+    )
 
     def __init__(self) -> None:
         self.opener = _jax.current_trace()
@@ -48,6 +62,7 @@ class Attempt:
         self.scope: Scope | None = None
         self.function: Any = None  # in whose name something is remembered
         self.functions: Sequence[Any] = ()  # of the user
+        self.hooked = False  # whether Variables of other libraries have to ask what stands for them
 
     @property
     def flat(self) -> Flat:
@@ -61,7 +76,7 @@ class _Attempts(threading.local):
 
 
 _ATTEMPTS = _Attempts()
-_FOUND: weakref.WeakKeyDictionary[Any, list[weakref.ref[Variable]]] = weakref.WeakKeyDictionary()
+_FOUND: weakref.WeakKeyDictionary[Any, list[Callable[[], Any]]] = weakref.WeakKeyDictionary()
 
 
 def lifting(call: Callable[P, R]) -> Callable[P, R]:
@@ -81,6 +96,13 @@ def lifting(call: Callable[P, R]) -> Callable[P, R]:
                     if attempt.scope is None or error.scope is not attempt.scope:
                         raise
                     _remember(attempt, error.scope.found)
+                except Exception as error:
+                    refused = HOOKS.refused(error)
+                    if refused is None:
+                        raise
+                    if attempt.hooked:
+                        raise CapturedWriteError(_REFUSED.format(type(refused).__name__)) from None
+                    attempt.hooked = True
                 attempt.split.clear()
                 attempt.scope = None
         finally:
@@ -102,13 +124,15 @@ def call_in_attempt(opener: Any, function: Callable[[], R]) -> R:
         del stack[depth:]  # as in `lifting`
 
 
-def _remember(attempt: Attempt, found: Sequence[Variable]) -> None:
+def _remember(attempt: Attempt, found: Sequence[Any]) -> None:
     attempt.found += found
     key = attempt.function
     if key is not None:
         known = _FOUND.setdefault(key, [])
         known[:] = [ref for ref in known if ref() is not None]
-        known += [weakref.ref(variable) for variable in found]
+        for obj in found:
+            kind: Any = _classify.rule_of(obj)
+            known.append(kind.reference(obj))
         _STAMP[0] = object()
         STRUCTURE.unwatched = object()
 
@@ -153,12 +177,12 @@ def with_known(function: Any, user: Any) -> Any:
     return Capturing(function, tuple(found)) if found else function
 
 
-def known_of(user: Any) -> Sequence[Variable]:
+def known_of(user: Any) -> Sequence[Any]:
     """Return the Variables that earlier calls have found in a function of the user."""
     return _known(_plain(user)) if _FOUND else ()
 
 
-def _known(function: Any) -> list[Variable]:
+def _known(function: Any) -> list[Any]:
     variables = [ref() for ref in _FOUND.get(function, ())]
     return [variable for variable in variables if variable is not None]
 
