@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -168,6 +169,8 @@ def _is_array(x: Any) -> bool:
 
 def tell_of_write(module: Module) -> None:
     """Say that the structure of a Module was written."""
+    if type(_token_of(module)) is weakref.ref:
+        return  # of a trace: nobody watches it, and no walk that matters meets it
     STRUCTURE.stamp = object()
     watchers = _watchers_of(module)
     if watchers is not None:

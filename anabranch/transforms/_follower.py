@@ -225,6 +225,9 @@ class _Follower:
 
     def _write(self, arguments: Arguments) -> None:
         writer, source = self.writer, self.source
+        if writer.trees or len(writer.cells) > 1 or (writer.cells and writer.indices):
+            self._write_in_full(arguments)
+            return
         if writer.cells:
             self._write_cell(arguments)
             return
@@ -266,11 +269,21 @@ class _Follower:
             every = f"({', '.join(variables)})"
             source.add(f"deque(map(set_value, {every}, {self._outputs()}), 0)", 2)
 
+    def _write_in_full(self, arguments: Arguments) -> None:
+        """Write things of several kinds, which takes an undo log."""
+        writer = self.writer
+        written = [self._object(index, arguments) for index in writer.indices]
+        places = {write.entry for write in (*writer.cells, *writer.trees)}
+        objects = [f"{index}: {self._object(index, arguments)}" for index in sorted(places)]
+        variables = f"({', '.join(written)}{',' if written else ''})"
+        inputs = f"[{', '.join(self.inputs)}]"
+        resolve = f"{{{', '.join(objects)}}}.__getitem__"
+        self.source.add(f"if not writer.write({variables}, {resolve}, {inputs}, out):")
+        self.source.add(f"return finish(plan, {inputs}, args, kwargs, report, groups)", 2)
+
     def _write_cell(self, arguments: Arguments) -> None:
-        """Write one array that is an attribute or an element; more take an undo log."""
+        """Write one array that is an attribute or an element."""
         source = self.source
-        if len(self.writer.cells) > 1 or self.writer.indices:
-            raise Unplannable
         (write,) = self.writer.cells
         if write.source >= 0:
             raise Unplannable

@@ -19,14 +19,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.graph._classify import LEAF, NUMBER
 from anabranch.graph._flatten import Flat
 from anabranch.graph._function import is_settled
-from anabranch.graph._graphdef import Entry
+from anabranch.graph._graphdef import Edge, Entry
 from anabranch.graph._kind import Cell, Kind, is_same
 from anabranch.graph._watchers import Watcher, watch
 from anabranch.transforms._spine import are_arrays
+from anabranch.transforms._trees import TreePlace, leaves_below, tree_entries
 from anabranch.transforms._visit import Visit, VisitOfVariables
 from anabranch.transforms._watch import Unplannable, Watch
 
@@ -89,14 +92,16 @@ class Segment(Watcher):
         self.root = weakref.ref(root)
         self.ids: set[int] = set()  # of the objects below the root
         self.objects: dict[int, Any] = {}  # the same objects, by their index in the graphdef
-        self.variables: list[Any] = []
-        self.metadata: list[Any] = []
+        self.variables: list[Any] = []  # that hold an array each
+        self.reporting: list[Any] = []  # these, and those that hold trees of arrays
+        self.metadata: list[Any] = []  # of those
         self.classes: list[type] = []
         self.own: _Own | None = None  # of a root that cannot report a write
         self.others: list[Any] = []  # Variables that cannot
         self.cell: Cell | None = None  # how one of those is read
         self.visit = Visit()
         self.places: list[tuple[Any, Any]] = []  # holders and keys of arrays
+        self.trees: list[TreePlace] = []
         self.opened: list[_Opened] = []
         self.functions: list[Any] = []  # static ones
         self.watch: Watch | None = None
@@ -116,7 +121,7 @@ class Segment(Watcher):
         self.visit.finish(dicts)
         if self.functions:
             self.watch = Watch(self.functions)
-        more = self.others, self.places, self.opened, self.functions, self.constants
+        more = self.others, self.places, self.trees, self.opened, self.functions, self.constants
         self._reads_variables = not any(map(bool, (*more, self.own, self.order)))
         if self._reads_variables:
             self.lists = self.visit.lists(_FEW)
@@ -160,8 +165,8 @@ class Segment(Watcher):
             leaves += arrays
         if self.watch is not None and not self.watch.is_same():
             return None
-        for opened in self.opened:
-            arrays = opened.read()
+        for node in (*self.trees, *self.opened):
+            arrays = _read(node)
             if arrays is None:
                 return None
             leaves += arrays
@@ -170,8 +175,8 @@ class Segment(Watcher):
 
     def has_metadata(self) -> bool:
         """Tell whether Variables have the metadata and classes that they had."""
-        return all(map(operator.is_, map(_metadata_of, self.variables), self.metadata)) and all(
-            map(operator.is_, map(type, self.variables), self.classes)
+        return all(map(operator.is_, map(_metadata_of, self.reporting), self.metadata)) and all(
+            map(operator.is_, map(type, self.reporting), self.classes)
         )
 
 
@@ -187,10 +192,14 @@ class _Maker:
         self.of_others: list[int] = []
         self.of_own: list[int] = []
         self.of_places: list[int] = []
+        self.of_trees: list[int] = []
         self.of_opened: list[int] = []
+        self.in_trees: set[int] = set()  # the indices of entries
         self.of_constants: list[int] = []
 
     def add(self, index: int) -> None:
+        if index in self.in_trees:
+            return
         flat, segment = self.flat, self.segment
         entry: Entry = flat.graphdef.entries[index]
         kind, _, extra, keys, edges = entry
@@ -211,11 +220,11 @@ class _Maker:
                 ):
                     segment.functions.append(value)
         if kind is _kinds.VARIABLE:
-            self._add_variable(obj, extra, leaves)
+            self._add_variable(obj, extra, edges[0])
         elif kind.is_variable:
             self._add_other(kind, obj, extra, leaves)
         elif kind is _kinds.MODULE:
-            self._add_module(obj, keys, leaves)
+            self._add_module(obj, keys, edges, leaves)
         elif kind.is_root:
             self._add_attributes(index, obj, kind, leaves)
         elif kind is _kinds.LIST or kind is _kinds.DEQUE:
@@ -233,16 +242,34 @@ class _Maker:
         else:
             self._add_opened(kind, obj, flat.contents[index], leaves)
 
-    def _add_variable(self, obj: Any, extra: Any, leaves: list[tuple[int, int]]) -> None:
-        if not leaves:  # it holds a container
-            raise Unplannable
+    def _add_variable(self, obj: Any, extra: Any, edge: Edge) -> None:
         metadata = obj._metadata
         if extra != _kinds.VARIABLE.open(obj)[0] or metadata is not obj._metadata:
             raise Unplannable  # somebody is writing it
-        self.segment.variables.append(obj)
+        self.segment.reporting.append(obj)
         self.segment.metadata.append(metadata)
         self.segment.classes.append(type(obj))
-        self.of_variables.append(leaves[0][1])
+        if type(edge) is int and edge < 0:
+            self.segment.variables.append(obj)
+            self.of_variables.append(~edge)
+        elif not self._add_tree(obj, None, edge):
+            raise Unplannable  # it holds a container
+
+    def _add_tree(self, holder: Any, key: Any, edge: Edge) -> bool:
+        """Tell whether there is a tree of arrays in a place, and read it as one if there is."""
+        entries = self.flat.graphdef.entries.__getitem__
+        found = tree_entries(entries, edge)
+        if found is None or type(edge) is not int or not self.in_trees.isdisjoint(found):
+            return False
+        place = TreePlace(holder, key, None)
+        arrays, treedef = jax.tree.flatten(place.get())
+        leaves = leaves_below(entries, edge)
+        if [*map(id, arrays)] != [id(self.flat.leaves[leaf]) for leaf in leaves]:
+            raise Unplannable  # it is another one than was walked
+        self.segment.trees.append(place._replace(treedef=treedef))
+        self.in_trees.update(found)
+        self.of_trees += leaves
+        return True
 
     def _add_other(self, kind: Kind, obj: Any, extra: Any, leaves: list[tuple[int, int]]) -> None:
         segment = self.segment
@@ -273,8 +300,13 @@ class _Maker:
         self.segment.places += [(holder, keys[i]) for i, _ in leaves]
         self.of_places += [leaf for _, leaf in leaves]
 
-    def _add_module(self, obj: Any, keys: Any, leaves: list[tuple[int, int]]) -> None:
+    def _add_module(
+        self, obj: Any, keys: Any, edges: Sequence[Edge], leaves: list[tuple[int, int]]
+    ) -> None:
         self.modules.append(obj)
+        if not _module.slot_names(type(obj)):
+            for key, edge in zip(keys, edges, strict=True):
+                self._add_tree(_module.attributes_of(obj), key, edge)
         if leaves:
             if _module.slot_names(type(obj)):
                 raise Unplannable
@@ -299,8 +331,9 @@ class _Maker:
 
     def finish(self) -> Segment:
         segment = self.segment
-        own = [self.of_variables, self.of_others, self.of_own, self.of_places, self.of_opened]
-        numbers = [leaf for leaves in [*own, self.of_constants] for leaf in leaves]
+        own = [self.of_variables, self.of_others, self.of_own, self.of_places]
+        more = [self.of_trees, self.of_opened, self.of_constants]
+        numbers = [leaf for leaves in [*own, *more] for leaf in leaves]
         for leaf in numbers:
             rule = _classify.rule_of(self.flat.leaves[leaf])
             if rule is not LEAF and rule is not NUMBER:
@@ -350,6 +383,13 @@ def make_segment(flat: Flat, index: int, seen: set[int]) -> Segment:
     for at in sorted(reached):  # as the walk met them, so that leaves need no other order
         maker.add(at)
     return maker.finish()
+
+
+def _read(node: TreePlace | _Opened) -> list[Any] | None:
+    try:
+        return node.read()
+    except KeyError:  # somebody is deleting it
+        return None
 
 
 def give(root: Any, plan: Any, segment: Segment) -> None:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import jax
 
 from anabranch.errors import CapturedWriteError, ConcurrentWriteError
 from anabranch.graph import _classify, _kinds, _module, _static
@@ -21,6 +23,7 @@ from anabranch.graph._flatten import namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.transforms._box import Report
 from anabranch.transforms._spine import are_arrays
+from anabranch.transforms._trees import TreePlace, leaves_below, static_at, tree_entries
 from anabranch.transforms._watch import Unplannable
 
 _ABSENT = object()
@@ -38,6 +41,15 @@ class _Write(NamedTuple):
     source: int  # leaf `i`, or output `~i`
 
 
+class _TreeWrite(NamedTuple):
+    """A tree of arrays that is put in the place of another one."""
+
+    entry: int  # of the object
+    position: int
+    old: int  # to the root of the other one
+    edge: int  # to its root
+
+
 class Writer:
     """The writes and the result of one report.
 
@@ -52,19 +64,20 @@ class Writer:
 
     def __init__(self, graphdef: GraphDef, report: Report, resolve: Resolve) -> None:
         self.graphdef = graphdef
-        variables, self.cells = _writes_of(graphdef, report)
+        variables, self.cells, trees = _writes_of(graphdef, report)
         self.indices = [write.entry for write in variables]
         self.read, self.assign = _access(graphdef, variables)
         self.is_own = self.read is _access(graphdef, ())[0]  # Variables of this library
         self.replaced = [write.leaf for write in variables]
         self.sources = [write.source for write in variables]
         self._old, self._new = picker(self.replaced), _Values(self.sources)
-        self.writes = bool(variables or self.cells)
-        self.result = result = Result(report, len(graphdef.entries))
+        self.writes = bool(variables or self.cells or trees)
+        self.trees = [_TreeWriter(graphdef, report, write) for write in trees]
+        self.result = result = Result(graphdef, report, report.delta.root)
         self.make_result: Callable[[Sequence[Any], Sequence[Any], Any], Any] = result.make
         for index, _ in result.objects:
             resolve(index)
-        for index in {*self.indices, *[cell.entry for cell in self.cells]}:
+        for index in {*self.indices, *[write.entry for write in (*self.cells, *trees)]}:
             if not _is_owned(resolve(index)):
                 raise Unplannable  # `finish` says why
 
@@ -87,30 +100,46 @@ class Writer:
             ConcurrentWriteError: a place does not hold any more what was read.
         """
         old, new = self._old(leaves), self._new(leaves, outputs)
-        if not self.cells:
+        if not self.cells and not self.trees:
             with _COMMIT:
                 if not all(map(operator.is_, map(self.read, variables), old)):
                     self.complain(variables, old)
                 # in C, so that nothing can come between two of them
                 deque(map(self.assign, variables, new), 0)
             return True
-        values = [leaves[w.source] if w.source >= 0 else outputs[~w.source] for w in self.cells]
-        if not are_arrays(values):
+        arrays = [leaves[w.source] if w.source >= 0 else outputs[~w.source] for w in self.cells]
+        if not are_arrays(arrays):
             return False
         places = [(holder_of(resolve(w.entry)), self.key(w)) for w in self.cells]
+        trees: list[tuple[TreePlace, Any]] = []
+        for writer in self.trees:
+            values = writer.values(leaves, outputs)
+            if not are_arrays(values):
+                return False
+            trees.append((writer.place(resolve), jax.tree.unflatten(writer.treedef, values)))
         with _COMMIT:
             if not all(map(operator.is_, map(self.read, variables), old)):
                 self.complain(variables, old)
             for cell, (holder, key) in zip(self.cells, places, strict=True):
                 if read_cell(holder, key) is not leaves[cell.leaf]:
                     raise self.changed(cell.entry)
+            for writer, (place, _) in zip(self.trees, trees, strict=True):
+                now, then = jax.tree.leaves(place.get()), writer.old(leaves)
+                if len(now) != len(then) or not all(map(operator.is_, now, then)):
+                    raise self.changed(writer.entry)
             done: list[tuple[Any, Any, Any]] = []
+            replaced: list[tuple[TreePlace, Any]] = []
             try:
-                for cell, (holder, key), value in zip(self.cells, places, values, strict=True):
+                for cell, (holder, key), value in zip(self.cells, places, arrays, strict=True):
                     done.append((holder, key, leaves[cell.leaf]))
                     holder[key] = value
+                for place, tree in trees:
+                    replaced.append((place, place.get()))
+                    place.put(tree)
                 deque(map(self.assign, variables, new), 0)
             except BaseException:
+                for place, tree in reversed(replaced):
+                    place.put(tree)
                 for holder, key, value in reversed(done):
                     holder[key] = value
                 raise
@@ -132,6 +161,24 @@ class Writer:
         """Return the error for an object that somebody else has changed."""
         cls = self.graphdef.entries[index].cls
         return changed_meanwhile(namer(self.graphdef)(index), cls)
+
+
+class _TreeWriter:
+    """Puts a tree in the place of another one."""
+
+    def __init__(self, graphdef: GraphDef, report: Report, write: _TreeWrite) -> None:
+        self.entry = write.entry
+        entry = graphdef.entries[write.entry]
+        self._key = None if entry.kind is _kinds.VARIABLE else entry.keys[write.position]
+        self.old = picker(leaves_below(graphdef.entries.__getitem__, write.old))
+        self.treedef, sources = Result(graphdef, report, write.edge, of_values=True).as_tree()
+        self.values = _Values(sources)
+
+    def place(self, resolve: Resolve) -> TreePlace:
+        """Return the place."""
+        obj = resolve(self.entry)
+        holder = obj if self._key is None else holder_of(obj)
+        return TreePlace(holder, self._key, self.treedef)
 
 
 def _access(
@@ -172,10 +219,14 @@ def read_cell(holder: Any, key: Any) -> Any:
         return _ABSENT
 
 
-def _writes_of(graphdef: GraphDef, report: Report) -> tuple[list[_Write], list[_Write]]:
-    """Return what a report writes to Variables and to other places."""
+def _writes_of(
+    graphdef: GraphDef, report: Report
+) -> tuple[list[_Write], list[_Write], list[_TreeWrite]]:
+    """Return what a report writes to Variables and to other places, and the trees that it puts."""
     variables: list[_Write] = []
     cells: list[_Write] = []
+    trees: list[_TreeWrite] = []
+    after = _entries_after(graphdef, report)
     for index, entry in report.delta.changed:
         before = graphdef.entries[index]
         if entry[:4] != before[:4]:
@@ -187,9 +238,36 @@ def _writes_of(graphdef: GraphDef, report: Report) -> tuple[list[_Write], list[_
                     (variables if entry.kind.is_variable else cells).append(write)
                     if not (entry.kind.is_variable or _is_holder(entry)):
                         raise Unplannable
-            elif new not in (old, (_static.LOCATED, index, position)):
+            elif new in (old, (_static.LOCATED, index, position)):
+                pass
+            elif (
+                (
+                    entry.kind is _kinds.VARIABLE
+                    or (entry.kind is _kinds.MODULE and _is_holder(entry))
+                )
+                and tree_entries(graphdef.entries.__getitem__, old) is not None
+                and tree_entries(after, new) is not None
+            ):
+                trees.append(_TreeWrite(index, position, cast("int", old), cast("int", new)))
+            else:
                 raise Unplannable
-    return variables, cells
+    return variables, cells, trees
+
+
+def _entries_after(graphdef: GraphDef, report: Report) -> Callable[[int], Entry]:
+    """Return what finds entries by number, those included that the function has added."""
+    old, new, base = graphdef.entries, report.delta.new, len(graphdef.entries)
+    return lambda index: new[index - base] if index >= base else old[index]
+
+
+def _without_places(entries: Callable[[int], Entry]) -> Callable[[int], Entry]:
+    """Return what finds entries whose static edges name no places."""
+
+    def found(index: int) -> Entry:
+        entry = entries(index)
+        return entry._replace(edges=tuple([static_at(entries, edge) for edge in entry.edges]))
+
+    return found
 
 
 def _is_holder(entry: Entry) -> bool:
@@ -203,14 +281,30 @@ def _is_holder(entry: Entry) -> bool:
 
 
 class Result:
-    """Builds the result; what it shares with the arguments comes in slots of its own."""
+    """Builds a result; what it shares with the arguments comes in slots of its own.
 
-    def __init__(self, report: Report, base: int) -> None:
-        delta, self._sources = report.delta, report.sources
+    Arguments:
+        graphdef: of the call.
+        report: what the function did.
+        root: the edge to what is built.
+        of_values: it consists of values and arrays, which are built anew where they are not new.
+    """
+
+    def __init__(
+        self, graphdef: GraphDef, report: Report, root: Edge, *, of_values: bool = False
+    ) -> None:
         self.objects: list[tuple[int, int]] = []  # index and position, -1 for the object itself
-        self._base, self._slots = base, delta.num_slots
-        self._new = tuple([e._replace(edges=tuple(map(self._rebase, e.edges))) for e in delta.new])
-        self._root = self._rebase(delta.root)
+        self._slots = report.delta.num_slots
+        self._sources: list[int] = [*report.sources]  # of the slots, then of leaves in values
+        self._base = 0 if of_values else len(graphdef.entries)
+        self._known = len(graphdef.entries)
+        entries = _entries_after(graphdef, report)
+        reached = self._reach(entries, root)
+        self._numbers = {index: i for i, index in enumerate(reached)}
+        if of_values:
+            entries = _without_places(entries)
+        self._new = tuple([self._renumbered(index, entries(index)) for index in reached])
+        self._root = self._rebase(root)
         self.make: Callable[[Sequence[Any], Sequence[Any], Resolve], Any] = self._make
         self.constant: tuple[Any] | None = None
         """The result, if it is a static value."""
@@ -218,6 +312,14 @@ class Result:
         """The sources of the result, if it is an array or a tuple of arrays."""
         self.is_tuple = False
         self._simplify()
+
+    def as_tree(self) -> tuple[Any, list[int]]:
+        """Return the structure of what is built, and the sources of its leaves."""
+        leaves = [object() for _ in self._sources]
+        source_of = {id(leaf): source for leaf, source in zip(leaves, self._sources, strict=True)}
+        built = build(self._new, leaves.__getitem__).resolve(self._root)
+        found, treedef = jax.tree.flatten(built)
+        return treedef, [source_of[id(leaf)] for leaf in found]
 
     @property
     def takes_objects(self) -> bool:
@@ -241,9 +343,28 @@ class Result:
                 items = _Values(self.items)
                 self.make = lambda leaves, outputs, resolve: tuple(items(leaves, outputs))
 
-    def _rebase(self, edge: Edge) -> Edge:
+    def _reach(self, entries: Callable[[int], Entry], root: Edge) -> list[int]:
+        """Return the numbers of the entries that are built."""
+        found: set[int] = set()
+        pending = [root]
+        while pending:
+            edge = pending.pop()
+            if type(edge) is int and edge >= self._base and edge not in found:
+                found.add(edge)
+                pending += entries(edge).edges
+        # values come before their children, and new ones refer to known ones
+        return sorted(found, key=lambda index: (index < self._known, index))
+
+    def _renumbered(self, index: int, entry: Entry) -> Entry:
+        leaf = index < self._known  # what the edges to arrays count; else they count slots
+        return entry._replace(edges=tuple([self._rebase(edge, leaf=leaf) for edge in entry.edges]))
+
+    def _rebase(self, edge: Edge, *, leaf: bool = False) -> Edge:
+        if leaf and type(edge) is int and edge < 0:
+            self._sources.append(~edge)
+            return ~(len(self._sources) - 1)
         if type(edge) is int and edge >= 0:
-            return edge - self._base if edge >= self._base else self._object(edge, -1)
+            return self._numbers[edge] if edge in self._numbers else self._object(edge, -1)
         if type(edge) is tuple and edge[0] is _static.LOCATED:
             return self._object(edge[1], edge[2])
         return edge
@@ -254,7 +375,7 @@ class Result:
 
     def _make(self, leaves: Sequence[Any], outputs: Sequence[Any], resolve: Resolve) -> Any:
         def slot(i: int) -> Any:
-            if i < self._slots:
+            if i < len(self._sources):
                 source = self._sources[i]
                 return leaves[source] if source >= 0 else outputs[~source]
             index, position = self.objects[i - self._slots]

@@ -401,6 +401,8 @@ class TestWrites:
             lambda: setattr(world, "array", jnp.zeros(3)),
         ):
             plan.function = lambda *leaves, action=action: (call(*leaves), action())[0]
+            for follower in slow._followers.values():
+                follower.__globals__["function"] = plan.function
             array = world.array
             with pytest.raises(ab.errors.ConcurrentWriteError, match=r"World|count"):
                 slow(world)

@@ -1,0 +1,231 @@
+"""Plans for trees of arrays in one place: an optimiser's state in a Variable or an attribute."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import anabranch as ab
+from anabranch import transforms
+from anabranch.errors import ConcurrentWriteError
+from anabranch.transforms._trees import TreePlace
+from tests.transforms.plan_worlds import Walks
+
+
+class Moments(NamedTuple):
+    count: Any
+    first: Any
+    second: Any = ()
+    nothing: Any = None
+
+
+class Model(ab.Module):
+    def __init__(self) -> None:
+        self.w, self.b = ab.Param(jnp.arange(3.0)), ab.Param(jnp.array(1.0))
+
+
+class InVariable(ab.Module):
+    def __init__(self, tree: Any) -> None:
+        self.cell = ab.Variable(tree)
+
+    @property
+    def state(self) -> Any:
+        return self.cell.value
+
+    @state.setter
+    def state(self, tree: Any) -> None:
+        self.cell.value = tree
+
+
+class InAttribute(ab.Module):
+    def __init__(self, tree: Any) -> None:
+        self.state = tree
+
+
+PLACES = [InVariable, InAttribute]
+
+
+def moments(model: Model) -> tuple[Any, ...]:
+    state = ab.state(model)
+    return (Moments(jnp.array(0), state, jax.tree.map(jnp.zeros_like, state)), ())
+
+
+def step(model: Model, opt: Any, x: Any) -> Any:
+    old, rest = opt.state
+    first = jax.tree.map(lambda m: 0.5 * m + x, old.first)
+    opt.state = (old._replace(count=old.count + 1, first=first), rest)
+    ab.update(model, first)
+    return opt.state[0].count
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    return Walks(monkeypatch)
+
+
+def arrays_of(opt: Any) -> list[Any]:
+    return [x.tolist() for x in jax.tree.leaves(opt.state)]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_step_is_not_walked_and_does_what_it_does_plainly(place, walks):
+    model, plain = Model(), Model()
+    opt, plain_opt = place(moments(model)), place(moments(plain))
+    jitted = transforms.jit(step)
+    jitted(model, opt, 1.0)
+    step(plain, plain_opt, 1.0)
+    for i in range(2, 6):
+        second = opt.state[0].second
+        assert walks.of(jitted, model, opt, 1.0) == 0
+        step(plain, plain_opt, 1.0)
+        assert jax.tree.structure(opt.state) == jax.tree.structure(plain_opt.state)
+        assert arrays_of(opt) == arrays_of(plain_opt)
+        assert type(opt.state[0]) is Moments
+        assert model.w.value is opt.state[0].first["w"]
+        assert opt.state[0].second["w"] is second["w"]
+        assert int(opt.state[0].count) == i
+
+
+def replaced(opt: Any, **fields: Any) -> None:
+    old, rest = opt.state
+    opt.state = (old._replace(**fields), rest)
+
+
+DOORS = {
+    "another value": lambda o: replaced(o, count=jnp.array(7)),
+    "another dtype": lambda o: replaced(o, count=jnp.array(7.0)),
+    "an array in the place of None": lambda o: replaced(o, nothing=jnp.ones(2)),
+    "None in the place of an array": lambda o: replaced(o, count=None),
+    "a number": lambda o: replaced(o, count=3),
+    "a list": lambda o: replaced(o, second=[jnp.ones(1)]),
+    "another type": lambda o: setattr(o, "state", (tuple(o.state[0]), ())),
+    "no tree at all": lambda o: setattr(o, "state", jnp.ones(3)),
+    "nothing": lambda o: setattr(o, "state", None),
+}
+
+
+def look(opt: Any) -> Any:
+    def shown(x: Any) -> Any:
+        if isinstance(x, ab.Variable):
+            return ("variable", x.value)
+        if isinstance(x, (tuple, list)):
+            return (type(x).__name__, *map(shown, x))
+        if isinstance(x, ab.State):
+            return tuple(x.leaves)
+        return x
+
+    return shown(opt.state)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_change_is_seen_at_the_very_next_call(place, door):
+    opt, jitted = place(moments(Model())), transforms.jit(look)
+    jitted(opt)
+    jitted(opt)
+    DOORS[door](opt)
+    for _ in range(2):
+        found, expected = jitted(opt), look(opt)
+        assert jax.tree.structure(found) == jax.tree.structure(expected)
+        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert (type(x), jnp.all(x == y)) == (type(y), True)
+
+
+def test_a_variable_in_the_place_of_an_array_is_seen():
+    opt, jitted = InAttribute(moments(Model())), transforms.jit(look)
+    jitted(opt)
+    jitted(opt)
+    variable = ab.Variable(jnp.array(3))
+    replaced(opt, count=variable)
+    assert jitted(opt)[1][1] == ("variable", 3)
+    variable.value = jnp.array(4)
+    assert jitted(opt)[1][1] == ("variable", 4)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_one_function_writes_another_one_reads(place):
+    model = Model()
+    opt = place(moments(model))
+    jitted, read = transforms.jit(step), transforms.jit(lambda o: o.state[0].first["w"] + 0)
+    for _ in range(4):
+        jitted(model, opt, 1.0)
+        assert read(opt).tolist() == opt.state[0].first["w"].tolist()
+
+
+@pytest.mark.parametrize("calls", [1, 4], ids=["by the plan", "by its follower"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_tree_that_is_replaced_while_the_function_runs_is_not_lost(place, calls):
+    model = Model()
+    opt = place(moments(model))
+    jitted = transforms.jit(step)
+    for _ in range(calls):
+        jitted(model, opt, 1.0)
+    before, other = model.w.value, moments(Model())
+    meddling(jitted, lambda: setattr(opt, "state", other))
+    with pytest.raises(ConcurrentWriteError, match=r"InVariable|InAttribute|cell"):
+        jitted(model, opt, 1.0)
+    assert opt.state is other
+    assert model.w.value is before
+
+
+def meddling(jitted: Any, action: Any) -> None:
+    """Let something happen when the compiled function has run."""
+    (plan,) = jitted._plans
+    function = plan.function
+
+    def meddled(*leaves: Any) -> Any:
+        results = function(*leaves)
+        action()
+        return results
+
+    plan.function = meddled
+    for follower in jitted._followers.values():
+        follower.__globals__["function"] = meddled
+
+
+def test_a_failure_while_writing_puts_back_what_was_there(monkeypatch):
+    model = Model()
+    opts = InAttribute(moments(model)), InAttribute(moments(model))
+
+    def both(model: Model, a: Any, b: Any) -> None:
+        step(model, a, 1.0)
+        step(model, b, 2.0)
+
+    jitted = transforms.jit(both)
+    for _ in range(3):
+        jitted(model, *opts)
+    before = [model.w.value, opts[0].state, opts[1].state]
+    put, count = TreePlace.put, [0]
+
+    def failing(self: Any, tree: Any) -> None:
+        count[0] += 1
+        if count[0] == 2:
+            raise KeyboardInterrupt
+        put(self, tree)
+
+    monkeypatch.setattr(TreePlace, "put", failing)
+    with pytest.raises(KeyboardInterrupt):
+        jitted(model, *opts)
+    after = [model.w.value, opts[0].state, opts[1].state]
+    assert all(x is y for x, y in zip(after, before, strict=True))
+    monkeypatch.undo()
+    jitted(model, *opts)
+    assert int(opts[0].state[0].count) == int(opts[1].state[0].count) == 4
+
+
+def test_arrays_that_change_places_within_a_tree_are_the_same_arrays(walks):
+    def swap(opt: Any) -> None:
+        (a, b), rest = opt.state
+        opt.state = ((b, a), rest)
+
+    a, b = jnp.ones(2), jnp.zeros(2)
+    opt, jitted = InAttribute(((a, b), (a,))), transforms.jit(swap)
+    jitted(opt)
+    assert opt.state[0][0] is b
+    assert walks.of(jitted, opt) == 0
+    assert opt.state[0][0] is a
+    assert opt.state[0][1] is b
+    assert opt.state[1][0] is a
