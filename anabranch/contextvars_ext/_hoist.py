@@ -21,7 +21,7 @@ import jax
 from anabranch import _jax
 from anabranch._boundary import boundary
 from anabranch.contextvars_ext import _messages
-from anabranch.errors import HoistError
+from anabranch.errors import ArgumentError, HoistError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +56,7 @@ def hoist(fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     >>> float(params["w"]) == float(jax.random.uniform(key))
     True
     """
+    _check_callable("hoist", fn)
     around = _jax.all_traces(_jax.current_trace())
     traced = [*_tracers(fn, args, kwargs)]
     target = _jax.innermost([_jax.tracer_trace(tracer) for _, tracer in traced], around)
@@ -89,11 +90,20 @@ def hoist_concrete(fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> 
     >>> float(run(2.0))
     20.0
     """
+    _check_callable("hoist_concrete", fn)
     around = _jax.all_traces(_jax.current_trace())
     traced = [*_tracers(fn, args, kwargs)]
     if traced:
         raise HoistError(_messages.not_concrete(fn, traced))
     return _call_at(_jax.root_trace(), around, fn, args, kwargs)
+
+
+def _check_callable(name: str, fn: Any) -> None:
+    if not callable(fn):
+        raise ArgumentError(
+            f"{name}: fn is of type {type(fn).__name__}, which cannot be called; give a function "
+            "and then its arguments"
+        )
 
 
 @contextlib.contextmanager

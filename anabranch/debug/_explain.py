@@ -12,7 +12,7 @@ from typing import Any
 from anabranch.errors import ArgumentError, bounded, first_few
 from anabranch.graph._compare import Difference, differences
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._leaf_info import path_text
+from anabranch.graph._leaf_info import call_text, path_text
 from anabranch.transforms._jit import BoundJitFunction, JitFunction, Trace
 
 _MOST = 100  # differences that are looked for
@@ -84,10 +84,10 @@ def explain_retrace(function: Any) -> str:
 
 def _lines(a: Trace, b: Trace) -> list[str]:
     """Say where two traces differ, in structure, or else in the types of their leaves."""
-    lines = [_line(_place(d.path), d) for d in _structural(a.graphdef, b.graphdef)]
+    lines = [_line(call_text(d.path), d) for d in _structural(a.graphdef, b.graphdef)]
     for info, old, new in zip(b.graphdef.infos, a.types, b.types, strict=False):
         if a.graphdef == b.graphdef and _type(old) != _type(new):
-            lines.append(f"{_place(info.path)}: was {_type(old)}, is {_type(new)}")
+            lines.append(f"{call_text(info.path)}: was {_type(old)}, is {_type(new)}")
     return lines
 
 
@@ -104,11 +104,6 @@ def _structural(a: GraphDef, b: GraphDef) -> list[Difference]:
 
 def _line(place: str, difference: Difference) -> str:
     return f"{place}: was {difference.a}, is {difference.b}"
-
-
-def _place(path: tuple[Any, ...]) -> str:
-    """Show a path in a call as the call is written: `args[0]['w']`."""
-    return f"{path[0]}{path_text(path[1:]) if path[1:] else ''}" if path else "the call"
 
 
 def _type(aval: Any) -> str:

@@ -25,7 +25,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from anabranch import _jax
-from anabranch.errors import NodeTypeError, StaticValueError
+from anabranch.errors import ArgumentError, NodeTypeError, StaticValueError
 from anabranch.graph import _kinds, _module
 from anabranch.graph._code import names_in
 from anabranch.graph._kinds import Kind
@@ -330,6 +330,11 @@ def register_node(cls: type, *, static: bool = False) -> None:
     >>> len(ab.state(p).leaves)
     1
     """
+    if not isinstance(cls, type):
+        raise ArgumentError(
+            f"a class is registered to be a node, not a {type(cls).__name__}: write `@graph.node`, "
+            "or `@graph.node(static=True)`, before a class"
+        )
     known: Any = _known(cls)
     if known is not None:
         if static and known.identity:

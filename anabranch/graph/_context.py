@@ -16,7 +16,7 @@ from typing import Any
 
 from anabranch import _jax
 from anabranch.contextvars_ext import JitAwareContextVar
-from anabranch.errors import ContextTagError
+from anabranch.errors import ArgumentError, ContextTagError
 from anabranch.graph._build import build
 from anabranch.graph._delta import Write, check_made_here, commit
 from anabranch.graph._filters import Filter
@@ -118,6 +118,10 @@ def update_context(tag: Hashable) -> Generator[None]:
     >>> same is m, m["b"] is a
     (True, True)
     """
+    if not isinstance(tag, Hashable):
+        raise ArgumentError(
+            f"a tag is anything that can be hashed, a string for one, not a {type(tag).__name__}"
+        )
     opened = {**_OPEN.get({}), tag: _UpdateContext(tag)}
     with _OPEN.set_on_enter(opened):
         yield

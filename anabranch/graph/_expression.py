@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from anabranch.graph import _classify
+from anabranch.graph._function import plain_function, what_is_captured
 from anabranch.graph._kinds import Kind
 
 _HIDDEN = tuple(
@@ -30,9 +32,28 @@ def expression_for(obj: Any) -> str | None:
             left -= 1
             found = _search(obj, _names(frame))
             if found is not None:
-                return found if len(found) <= 200 else f"{found[:120]}...{found[-70:]}"
+                return _shortened(found)
         frame = frame.f_back
     return None
+
+
+def expression_from(functions: Iterable[Any], obj: Any) -> str | None:
+    """Return an expression for an object in the code of functions, None if none is found."""
+    names: list[tuple[str, Any]] = []
+    pending = [plain_function(function) for function in functions]
+    seen: set[int] = set()
+    while pending and len(seen) < _MOST:
+        function = pending.pop(0)
+        if isinstance(function, types.FunctionType) and id(function) not in seen:
+            seen.add(id(function))
+            held = [(capture.name, x) for capture, x in what_is_captured(function)]
+            names += held
+            pending += [plain_function(x) for _, x in held]
+    return _shortened(_search(obj, iter(names)))
+
+
+def _shortened(found: str | None) -> str | None:
+    return found if found is None or len(found) <= 200 else f"{found[:120]}...{found[-70:]}"
 
 
 def _names(frame: Any) -> Iterator[tuple[str, Any]]:

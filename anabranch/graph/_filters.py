@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -104,6 +105,12 @@ class OfType:
     """
 
     type: type
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.type, type):
+            raise FilterError(
+                f"OfType takes a class, not {_name(self.type)}; a tag is written WithTag(tag)"
+            )
 
     def __call__(self, path: Path, variable: typing.Any) -> bool:
         if isinstance(variable, (self.type, *counterparts(self.type))):
@@ -325,11 +332,24 @@ def to_predicate(filter: Filter) -> Predicate:
     if isinstance(filter, (list, tuple)):
         return Any(*filter)
     if callable(filter) and typing.get_origin(filter) is None:  # `list[int]` is callable
+        _check_takes_two(filter)
         return filter
     raise FilterError(
         f"expected a filter, found {_name(filter)} of type {type(filter).__name__}. "
         f"{_WHAT_FILTERS_ARE}"
     )
+
+
+def _check_takes_two(filter: Predicate) -> None:
+    """Raise for a function that cannot be called with a path and a Variable."""
+    if isinstance(filter, types.FunctionType):
+        code, given = filter.__code__, len(filter.__defaults__ or ())
+        most = 2 if code.co_flags & inspect.CO_VARARGS else code.co_argcount
+        if not code.co_argcount - given <= 2 <= most:
+            raise FilterError(
+                f"a function that is a filter is called with two arguments, a path and a Variable, "
+                f"but {filter.__qualname__} takes {code.co_argcount}"
+            )
 
 
 def depends_on_path(filter: Filter) -> bool:

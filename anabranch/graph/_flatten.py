@@ -114,11 +114,14 @@ def namer(graphdef: GraphDef) -> Namer:
                 above[visit.edge] = (visit.parent, visit.position)
                 if visit.edge == index:
                     break
-        parts: list[str] = []
+        steps: list[tuple[int, int]] = []
         while index in above and above[index][0] >= 0:
-            index, position = above[index]
-            entry = graphdef.entry(index)
-            parts.append(entry.kind.show_key(entry.keys[position]))
-        return "".join(reversed(parts)).lstrip(".")
+            steps.append(above[index])
+            index = above[index][0]
+        text = ""
+        for holder, position in reversed(steps):
+            entry = graphdef.entry(holder)
+            text = entry.kind.show_below(text, entry.keys[position])
+        return text.lstrip(".")
 
     return name

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._code import names_in
 from anabranch.graph._kinds import Kind, Opened
+from anabranch.graph._leaf_info import VariableName
 
 CELL, DEFAULT, KEYWORD, GLOBAL = "cell", "default", "keyword", "global"
 
@@ -193,8 +194,11 @@ class _FunctionKind(Kind):
     def show_key(self, key: Any) -> str:
         return f".{key.name}"
 
+    def show_below(self, text: str, key: Any) -> str:
+        return key.name  # that is how the function calls it, however the function is reached
+
     def path_key(self, key: Any) -> Any:
-        return key.name
+        return VariableName(key.name)
 
 
 FUNCTION = _FunctionKind("function")

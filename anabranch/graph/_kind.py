@@ -130,6 +130,10 @@ class Kind:
         """Return how a key is written after an expression for the object."""
         return f"[{key_value(key)!r}]"
 
+    def show_below(self, text: str, key: Any) -> str:
+        """Return how what is under a key is written, given how the holder is."""
+        return f"{text}{self.show_key(key)}"
+
     def path_key(self, key: Any) -> Any:
         """Return the element of a path for a key."""
         return key

@@ -368,6 +368,9 @@ class _MethodKind(Kind):
     def show_key(self, key: Any) -> str:
         return f".{key}"
 
+    def show_below(self, text: str, key: Any) -> str:
+        return "self" if key == "__self__" else text
+
 
 class _PartialKind(Kind):
     __slots__ = ()

@@ -25,6 +25,24 @@ def path_text(path: Path) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
+class VariableName(str):
+    """The name that a function has for something that it captures, as a key of a path."""
+
+    __slots__ = ()
+
+
+def call_text(path: Path) -> str:
+    """Show a path in a call as the call, or the function that is called, is written."""
+    start: typing.Any = "the call"
+    below: list[Hashable] = []
+    for i, key in enumerate(path):
+        if i == 0 or key == "__self__" or type(key) is VariableName:
+            start, below = "self" if key == "__self__" else key, []
+        else:
+            below.append(key)
+    return f"{start}{path_text(tuple(below)) if below else ''}"
+
+
 class LeafInfo(typing.NamedTuple):
     """Say what is static about one leaf.
 
@@ -124,7 +142,7 @@ def path_name(path: Path) -> str:
 
 
 def _key_name(key: Hashable) -> str:
-    if type(key) is str:  # a name is itself, what may be read as something else is quoted
+    if isinstance(key, str):  # a name is itself, what may be read as something else is quoted
         plain = (key[:1].isalpha() or key[:1] == "_") and "/" not in key
         return key if plain else repr(key)
     return str(key) if type(key) is int else f"({key!r})"

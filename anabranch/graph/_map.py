@@ -6,12 +6,20 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from anabranch._boundary import boundary
+from anabranch.errors import ArgumentError
 from anabranch.graph._build import build
 from anabranch.graph._flatten import flatten
 from anabranch.graph._graphdef import Path, Paths
 from anabranch.graph._split import snapshot
 
 T = TypeVar("T")
+
+
+def _check(name: str, function: Any) -> None:
+    if not callable(function):
+        raise ArgumentError(
+            f"{name} takes a function, then an object; found a {type(function).__name__} first"
+        )
 
 
 @boundary("map_leaves")
@@ -26,6 +34,7 @@ def map_leaves(function: Callable[[Any], Any], node: T) -> T:
     >>> ab.map_leaves(lambda x: x * 2, ab.Param(1.5)).value
     3.0
     """
+    _check("map_leaves", function)
     flat = flatten(node)
     leaves = [function(snapshot(leaf)) for leaf in flat.leaves]
     return build(flat.graphdef.entries, leaves.__getitem__).resolve(flat.graphdef.root)
@@ -47,6 +56,7 @@ def recursive_map(function: Callable[[Path, Any], Any], node: Any) -> Any:
     >>> ab.recursive_map(freeze, [ab.Param(1.0)])
     [BatchStat(1.0)]
     """
+    _check("recursive_map", function)
     flat = flatten(node)
     graphdef = flat.graphdef
     built = build(graphdef.entries, lambda i: snapshot(flat.leaves[i]))

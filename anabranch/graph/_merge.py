@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from anabranch._boundary import boundary
-from anabranch.errors import UpdateError, bounded, first_few
+from anabranch.errors import ArgumentError, UpdateError, bounded, first_few
 from anabranch.graph._build import build
 from anabranch.graph._flatten import flatten
 from anabranch.graph._graphdef import GraphDef
@@ -37,6 +37,11 @@ def merge(graphdef: GraphDef, state: Any, *more: Any) -> Any:
     >>> twin[0] is twin[1], twin[0] is shared
     (True, False)
     """
+    if not isinstance(graphdef, GraphDef):
+        raise ArgumentError(
+            f"merge takes a graphdef and then states, as `split` returns them, not a "
+            f"{type(graphdef).__name__} first"
+        )
     if graphdef.base or graphdef.origin is not None:
         raise UpdateError(
             "this graphdef was made in a split context and refers to its objects: merge it "

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Literal
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
 
 from anabranch._boundary import boundary
-from anabranch.errors import UpdateError, bounded, first_few
+from anabranch.errors import ArgumentError, UpdateError, bounded, first_few
 from anabranch.graph._delta import Write, commit
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import Path
@@ -46,8 +46,8 @@ def update(
     >>> v.value
     3.0
     """
-    unknown = {relax} if isinstance(relax, str) else set(relax) - {"paths", "shapes", "kinds"}
-    if unknown:
+    collection = isinstance(relax, Collection) and not isinstance(relax, str)
+    if not collection or not set(relax) <= {"paths", "shapes", "kinds"}:
         raise UpdateError(
             f"relax={relax!r}: it is a collection of 'paths', 'shapes' and 'kinds', "
             'for example `relax=["shapes"]`'
@@ -57,8 +57,14 @@ def update(
     problems: list[str] = []
     new: dict[int, dict[int, Any]] = {}
     for given in (state, *more):
+        nested = isinstance(given, (State, Mapping, list, tuple))
+        if not nested and finder.find(()) is None:  # an array is the state of a Variable
+            raise ArgumentError(
+                f"update takes States or nested dicts of arrays after the object, not a "
+                f"{type(given).__name__}; `state(obj)` is the State of an object"
+            )
         checked = isinstance(given, State)
-        source = given if checked else State.from_dict(given)
+        source = given if checked else State.from_dict(cast("Any", given))
         for info, leaf in zip(source.infos, source.leaves, strict=True):
             cell = finder.find(info.path)
             if cell is None:
@@ -72,6 +78,11 @@ def update(
             held = new.setdefault(index, {})
             if held.setdefault(position, leaf) is not leaf:
                 problems.append(f"{path_text(info.path)}: another value is given for this leaf")
+    if problems and not flat.leaves:
+        raise UpdateError(
+            f"a {type(node).__name__} is given to be updated, in which there are no Variables or "
+            "arrays; give an object first, then the states"
+        )
     if problems:
         raise UpdateError(
             bounded(

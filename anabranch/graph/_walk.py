@@ -186,7 +186,7 @@ class Walk:
         except (NodeTypeError, StaticValueError) as error:
             stack.append((index, kind, cls, extra, keys, rest, edges, numbers, variable))
             called = name if isinstance(name, str) else name()
-            where = f"{called}{self._path()}".lstrip(".")
+            where = self._path(called)
             raise type(error)(bounded(f"{where}: {error}" if where else str(error))) from None
         finally:
             stack.clear()
@@ -281,17 +281,14 @@ class Walk:
         encoded = tuple([_static.encode(value) for value in values])
         return (_static.OPAQUE, type(x), Opaque(x), keys, encoded)
 
-    def _path(self) -> str:
-        """Return how the place that is being encoded is written."""
+    def _path(self, text: str) -> str:
+        """Return how the place that is being encoded is written, after what it starts with."""
         frames = [*map(_Frame._make, self._stack)]
         done = [len(frame.edges) - 1 for frame in frames[:-1]] + [len(frames[-1].edges)]
-        return "".join(
-            [
-                frame.kind.show_key(frame.keys[position])
-                for frame, position in zip(frames, done, strict=True)
-                if frame.cls is not None
-            ]
-        )
+        for frame, position in zip(frames, done, strict=True):
+            if frame.cls is not None:
+                text = frame.kind.show_below(text, frame.keys[position])
+        return text.lstrip(".")
 
 
 def _check_dtype(x: Any) -> None:

@@ -16,6 +16,7 @@ from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._tokens import call_at_own_level
 from anabranch.transforms._box import Assignment, OneGroup, array_leaves, run_inside
 from anabranch.transforms._call import check_functions, flatten_call
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._lanes import common_size, input_axis
 from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import refuse_writes
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 
 @boundary("associative_scan")
+@checks_options("associative_scan")
 @lifting
 def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, axis: int = 0) -> T:
     """Combine all prefixes with an associative function, as `jax.lax.associative_scan` does.

@@ -15,6 +15,7 @@ from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
 from anabranch.transforms._call import check_functions, flatten_call
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._differentiated import (
     Differentiated,
     GradientForm,
@@ -31,6 +32,7 @@ Argnums = int | DiffState | Sequence[int | DiffState] | None
 
 
 @boundary("vjp")
+@checks_options("vjp")
 @lifting
 def vjp(
     function: Callable[..., Any],
@@ -80,6 +82,7 @@ def vjp(
 
 
 @boundary("jvp")
+@checks_options("jvp")
 @lifting
 def jvp(
     function: Callable[..., Any],
@@ -138,6 +141,7 @@ def jvp(
 
 
 @boundary("linearize")
+@checks_options("linearize")
 @lifting
 def linearize(
     function: Callable[..., Any],

@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from anabranch.errors import ArgumentError, StaticValueError, StructureError
 from anabranch.graph import _classify, _static
 from anabranch.graph._flatten import Flat, flatten
@@ -122,7 +124,7 @@ class Selection:
     ) -> None:
         by_name = positions(function)
         by_position = {i: name for name, i in by_name.items()}
-        self.nums = {nums} if isinstance(nums, int) else set(nums or ())
+        self.nums = {int(nums)} if isinstance(nums, (int, np.integer)) else set(nums or ())
         self.names = {names} if isinstance(names, str) else set(names or ())
         count = len(by_name)
         for num in list(self.nums):

@@ -51,7 +51,7 @@ def parts(at: Callable[[int], Entry], edge: Edge, spec: Any, name: str) -> Itera
         if type(part.edge) is not int or part.edge < 0:
             what = "an array" if type(part.edge) is int else "a static value"
             raise StructureError(
-                bounded(f"{name}{show(part.step)} is {what}, but its axes are {part.spec!r}")
+                bounded(f"{show(name, part.step)} is {what}, but its axes are {part.spec!r}")
             )
         entry = at(part.edge)
         specs = specs_below(entry, part.spec, part.step, name)

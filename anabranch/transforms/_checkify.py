@@ -9,11 +9,13 @@ from typing import Any
 from anabranch._boundary import boundary
 from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import flatten_call
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._names import name_inside
 from anabranch.transforms._wrap import wrap
 
 
 @boundary("checkify")
+@checks_options("checkify")
 def checkify(
     function: Callable[..., Any], errors: frozenset[Any] | None = None
 ) -> Callable[..., tuple[Any, Any]]:

@@ -71,10 +71,7 @@ def cond(
     def choose(pred: Any, branches: Sequence[Any], leaves: Sequence[Any]) -> Any:
         return jax.lax.cond(pred, *branches, *leaves)
 
-    names = [
-        f"{name} ({where(f)})"
-        for name, f in (("cond: true_fun", true_fun), ("false_fun", false_fun))
-    ]
+    names = [f"true_fun ({where(true_fun)})", f"false_fun ({where(false_fun)})"]
     operands = _operands(operands, operand)
     if _is_debugged(pred):
         return true_fun(*operands) if pred else false_fun(*operands)
@@ -130,7 +127,6 @@ def switch(
         return jax.lax.switch(index, branches, *leaves)
 
     names = [f"branches[{i}] ({where(f)})" for i, f in enumerate(branches)]
-    names[0] = f"switch: {names[0]}"
     operands = _operands(operands, operand)
     if _is_debugged(index):
         return branches[min(max(int(index), 0), len(branches) - 1)](*operands)

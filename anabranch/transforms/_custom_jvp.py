@@ -17,6 +17,8 @@ from anabranch.errors import StructureError
 from anabranch.graph import _classify
 from anabranch.graph._graphdef import GraphDef
 from anabranch.transforms._box import ONE_GROUP, run_inside
+from anabranch.transforms._call import check_functions
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._custom_rules import (
     RESULT,
     STATE,
@@ -70,6 +72,7 @@ class CustomJVP(CustomRules[P, R]):
         >>> float(ab.grad(square)(3.0))
         100.0
         """
+        check_functions("defjvp", jvp=jvp)
         self._rules = (jvp,)
         self._symbolic_zeros = symbolic_zeros
         return jvp
@@ -225,6 +228,7 @@ def custom_jvp(
     nondiff_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], CustomJVP[P, R]]: ...
 @boundary("custom_jvp")
+@checks_options("custom_jvp")
 def custom_jvp(
     function: Any = None,
     /,

@@ -19,6 +19,8 @@ from anabranch.graph import _classify
 from anabranch.graph._flatten import flatten, namer
 from anabranch.graph._graphdef import GraphDef
 from anabranch.transforms._box import ONE_GROUP, run_inside
+from anabranch.transforms._call import check_functions
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._custom_rules import (
     RESULT,
     Arguments,
@@ -100,6 +102,7 @@ class CustomVJP(CustomRules[P, R]):
         >>> float(ab.grad(square)(3.0))
         100.0
         """
+        check_functions("defvjp", fwd=fwd, bwd=bwd)
         self._rules = (fwd, bwd)
         self._symbolic_zeros, self._optimize_remat = symbolic_zeros, optimize_remat
 
@@ -310,6 +313,7 @@ def custom_vjp(
     nondiff_argnames: str | Sequence[str] = (),
 ) -> Callable[[Callable[P, R]], CustomVJP[P, R]]: ...
 @boundary("custom_vjp")
+@checks_options("custom_vjp")
 def custom_vjp(
     function: Any = None,
     /,

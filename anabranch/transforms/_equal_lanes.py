@@ -43,7 +43,7 @@ jax.tree_util.register_static(OutputNames)
 
 def name_of(spec: Found) -> str:
     """Return how an output is called."""
-    return f"{spec.name}{show(spec.step)}"
+    return f"{show(spec.name, spec.step)}"
 
 
 def equal_lanes(stacked: Sequence[Any], names: Sequence[str], remedy: str) -> list[Any]:

@@ -16,6 +16,7 @@ from anabranch.graph import _classify
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._carry import Carry
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._lifting import lifting
 from anabranch.transforms._loop import (
     Loop,
@@ -33,6 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @boundary("fori_loop")
+@checks_options("fori_loop")
 @lifting
 def fori_loop(
     lower: Any,
@@ -76,7 +78,7 @@ def fori_loop(
     if known and int(upper) <= int(lower):
         return init_val
     if not known and unroll is not None:
-        raise StructureError("fori_loop: unroll needs bounds that are known: Python integers")
+        raise StructureError("fori_loop: unroll needs bounds that are known: give Python integers")
     start, stop = _same_type(lower, upper)
     bounds = (int(lower), int(upper)) if known else None
     name = f"fori_loop of {where(body_fun)}"
@@ -207,7 +209,10 @@ def _same_type(lower: Any, upper: Any) -> tuple[Any, Any]:
     types = {jnp.result_type(x) for x in (lower, upper) if not isinstance(x, int)}
     if len(types) > 1:
         first, second = jnp.result_type(lower), jnp.result_type(upper)
-        raise StructureError(f"fori_loop: lower is {first}, but upper is {second}")
+        raise StructureError(
+            f"fori_loop: lower is {first}, but upper is {second}; give both the same dtype "
+            "(`astype`), or Python integers"
+        )
     if not types:
         return lower, upper
     (dtype,) = types

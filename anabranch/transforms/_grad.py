@@ -19,6 +19,7 @@ from anabranch.errors import StructureError
 from anabranch.graph import _classify
 from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import flatten_call, positions
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._differentiated import Argument, Differentiated, listed
 from anabranch.transforms._options import GradOptions
 from anabranch.transforms._wrap import wrap
@@ -35,6 +36,7 @@ def value_and_grad(
     **options: Unpack[GradOptions],
 ) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
 @boundary("value_and_grad")
+@checks_options("value_and_grad")
 def value_and_grad(
     function: Any = None,
     /,
@@ -91,6 +93,7 @@ def grad(function: Callable[P, object], /, **options: Unpack[GradOptions]) -> Ca
 @overload
 def grad(**options: Unpack[GradOptions]) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
 @boundary("grad")
+@checks_options("grad")
 def grad(
     function: Any = None,
     /,
@@ -178,5 +181,11 @@ def _loss(result: Any, *, has_aux: bool) -> Any:
         raise StructureError(
             f"gradients are taken of a scalar, but the function returned {shape}; sum or average "
             "it, or return (loss, aux) with has_aux=True"
+        )
+    dtype = jnp.result_type(value)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        raise StructureError(
+            f"gradients are taken of a real number, but the function returned {dtype}; convert it "
+            "(`astype(float)`), or return what it was computed from"
         )
     return jnp.asarray(value)

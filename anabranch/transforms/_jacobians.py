@@ -15,6 +15,7 @@ import jax
 from anabranch._boundary import boundary
 from anabranch.transforms._box import ONE_GROUP, array_leaves, finish, run_inside
 from anabranch.transforms._call import flatten_call, positions
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._differentiated import Argument, Differentiated, listed
 from anabranch.transforms._options import GradOptions, JacobianOptions
 from anabranch.transforms._outputs import output_arrays, without_aux
@@ -33,6 +34,7 @@ def jacfwd(
     **options: Unpack[JacobianOptions],
 ) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
 @boundary("jacfwd")
+@checks_options("jacfwd")
 def jacfwd(
     function: Any = None,
     /,
@@ -86,6 +88,7 @@ def jacrev(
     **options: Unpack[GradOptions],
 ) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
 @boundary("jacrev")
+@checks_options("jacrev")
 def jacrev(
     function: Any = None,
     /,
@@ -127,6 +130,7 @@ def hessian(
     **options: Unpack[JacobianOptions],
 ) -> Callable[[Callable[P, object]], Callable[P, Any]]: ...
 @boundary("hessian")
+@checks_options("hessian")
 def hessian(
     function: Any = None,
     /,

@@ -28,6 +28,7 @@ from anabranch.transforms._box import (
     run_inside,
 )
 from anabranch.transforms._call import Selection, check_functions, flatten_call, with_static
+from anabranch.transforms._check_options import as_sharding, check_sharding, checks_options
 from anabranch.transforms._donate import Asked, Donation
 from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._lifting import lifting
@@ -54,7 +55,7 @@ class ShardingGroups(OneGroup):
     def __init__(self, inputs: Resolved, specs: Sequence[Any], result: Any) -> None:
         self._inputs, self._specs, self._result = inputs, specs, result
         self.shardings: list[Any] = [None]
-        for sharding in (*specs, *values_of(result)):
+        for sharding in (*specs, *map(check_sharding, values_of(result))):
             if sharding not in self.shardings:
                 self.shardings.append(sharding)
         self.count = len(self.shardings)
@@ -64,17 +65,13 @@ class ShardingGroups(OneGroup):
     ) -> Assignment:
         """Return the group of the sharding of each slot."""
         found_specs = resolve_outputs(
-            graphdef, twins, found, self._inputs, self._result, None, _as_sharding
+            graphdef, twins, found, self._inputs, self._result, None, as_sharding
         )
         return Assignment([self.shardings.index(spec.value) for spec in found_specs])
 
     def may_forward(self, leaf: int, group: int) -> bool:
         """A leaf stays as it is only if no sharding is asked for: it may come in another one."""
         return self.shardings[group] is None
-
-
-def _as_sharding(value: Any, leaf: Any) -> Any:
-    return value
 
 
 class Trace(NamedTuple):
@@ -174,7 +171,7 @@ class JitFunction(Remade, Generic[P, R]):
             shardings = self._in_shardings
             if isinstance(shardings, (tuple, list)):
                 shardings = self._without_static(shardings, args)
-            inputs = resolve_inputs(flat, shardings, None, None, _as_sharding)
+            inputs = resolve_inputs(flat, shardings, None, None, as_sharding)
             specs = input_values(flat, inputs)
             result = ABSENT if self._out_shardings is None else self._out_shardings
             grouping = groups = ShardingGroups(inputs, specs, result)
@@ -318,6 +315,7 @@ def jit(function: Callable[P, R], /, **options: Unpack[JitOptions]) -> JitFuncti
 @overload
 def jit(**options: Unpack[JitOptions]) -> Callable[[Callable[P, R]], JitFunction[P, R]]: ...
 @boundary("jit")
+@checks_options("jit")
 def jit(
     function: Any = None,
     /,

@@ -193,7 +193,7 @@ def input_axis(axis: Any, leaf: Any) -> int | None:
         return None
     rank = np.ndim(leaf)
     if not -rank <= axis < rank:
-        raise StructureError(f"axis {axis} is out of range for an array of rank {rank}")
+        raise _out_of_range(axis, "an array", rank)
     return axis % rank
 
 
@@ -203,8 +203,16 @@ def output_axis(axis: Any, leaf: Any) -> int | None:
         return None
     rank = np.ndim(leaf) + 1  # stacked
     if not -rank <= axis < rank:
-        raise StructureError(f"axis {axis} is out of range for an output of rank {rank}")
+        raise _out_of_range(axis, "an output", rank)
     return axis % rank
+
+
+def _out_of_range(axis: int, what: str, rank: int) -> StructureError:
+    axes = f"an axis from {-rank} to {rank - 1}" if rank else "no axis"
+    return StructureError(
+        f"axis {axis} is out of range for {what} of rank {rank}, which has {axes}; None is for "
+        "what all lanes share, and `StateAxes` chooses by kind"
+    )
 
 
 def common_size(
@@ -226,7 +234,7 @@ def common_size(
         if axis is not None:
             found = inputs.leaves[i, False]
             sizes.setdefault(np.shape(flat.leaves[i])[axis], []).append(
-                f"{found.name}{show(found.step)} (axis {axis})"
+                f"{show(found.name, found.step)} (axis {axis})"
             )
     if given is not None:
         sizes.setdefault(given, []).insert(0, option)

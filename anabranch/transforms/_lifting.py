@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from anabranch import _jax
+from anabranch._boundary import rewriters
 from anabranch.errors import CapturedWriteError
 from anabranch.graph import _classify, _kinds
+from anabranch.graph._expression import expression_from
 from anabranch.graph._flatten import Flat
 from anabranch.graph._function import plain_function
 from anabranch.graph._graphdef import GraphDef
@@ -34,10 +37,34 @@ values of Variables can be written so: pass the object as an argument."""
 
 
 class Capturing(NamedTuple):
-    """In the place of a function: the function, and Variables that were found by their use."""
+    """In the place of a function: the function, and Variables that were found by their use.
+
+    The name of the field is a mark in messages: what stands for the user there is put in its place.
+    """
 
     function: Any
-    captured: tuple[Any, ...]
+    found_by_use: tuple[Any, ...]
+
+
+_MARK = re.compile(
+    r"\b(?:the )?function(?:\.function|\[\d+\])*(?:\.found_by_use|\['found_by_use'\])\[(\d+)\]"
+)
+
+
+def _name_found(error: BaseException, attempt: Attempt) -> None:
+    """Let the text of an error name Variables that were found by their use as the user does."""
+    if error.args and type(error.args[0]) is str and "found_by_use" in error.args[0]:
+
+        def name(mark: re.Match[str]) -> str:
+            i = int(mark[1])
+            known = i < len(attempt.captured)
+            found = expression_from(attempt.functions, attempt.captured[i]) if known else None
+            return mark[0] if found is None else found
+
+        error.args = (_MARK.sub(name, error.args[0]), *error.args[1:])
+
+
+rewriters.append(lambda text: _MARK.sub("a Variable that the function does not name", text))
 
 
 class Attempt:
@@ -99,6 +126,7 @@ def lifting(call: Callable[P, R]) -> Callable[P, R]:
                 except Exception as error:
                     refused = HOOKS.refused(error)
                     if refused is None:
+                        _name_found(error, attempt)
                         raise
                     if attempt.hooked:
                         raise CapturedWriteError(_REFUSED.format(type(refused).__name__)) from None

@@ -11,12 +11,14 @@ import jax
 from anabranch._boundary import boundary
 from anabranch.transforms._box import ONE_GROUP, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._names import name_inside
 from anabranch.transforms._wrap import wrap
 
 
 @boundary("make_jaxpr")
+@checks_options("make_jaxpr")
 def make_jaxpr(
     function: Callable[..., Any],
     static_argnums: int | Sequence[int] = (),

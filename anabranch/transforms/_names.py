@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from anabranch._boundary import rewriters
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._leaf_info import LeafInfo, path_text
+from anabranch.graph._leaf_info import LeafInfo, call_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 Numbers = Callable[[Sequence[int]], int]
@@ -67,8 +67,7 @@ def number_leaves(
 
 def leaf_name(info: LeafInfo) -> str:
     """Return where a leaf of a call is, as the call is written: `args[0]['w']`."""
-    start, *path = info.path
-    return f"{start}{path_text(tuple(path))}"
+    return call_text(info.path)
 
 
 class _Places:

@@ -18,7 +18,7 @@ from anabranch.graph._build import Built
 from anabranch.graph._delta import Diff, apply
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import Edge, GraphDef
-from anabranch.graph._leaf_info import path_text
+from anabranch.graph._leaf_info import call_text
 from anabranch.graph._tokens import call_at_own_level
 from anabranch.transforms._box import Assignment, Report, array_outputs, finish, run_inside
 
@@ -154,10 +154,10 @@ def _check_written(flat: Flat, leaves: Sequence[Any], outcome: Outcome) -> None:
             wrong = now != shape
             how = f"with shape {now}, but had shape {shape} inside"
         if wrong:
-            start, *path = flat.graphdef.infos[number].path
+            where = call_text(flat.graphdef.infos[number].path)
             raise StructureError(
                 bounded(
-                    f"{start}{path_text(tuple(path))} was written, but the lifted transform "
+                    f"{where} was written, but the lifted transform "
                     f"brings it out {how}; a transform of anabranch, like `anabranch.vmap`, "
                     "takes a specification for each leaf"
                 )

@@ -18,6 +18,7 @@ from anabranch.errors import StructureError, first_few
 from anabranch.transforms._arguments import ArgumentSpecs
 from anabranch.transforms._box import Report, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._equal_lanes import OutputNames, equal_lanes
 from anabranch.transforms._lanes import Lanes
 from anabranch.transforms._names import leaf_name, number_leaves
@@ -36,6 +37,7 @@ def pmap(function: Callable[P, R], /, **options: Unpack[PmapOptions]) -> Callabl
 @overload
 def pmap(**options: Unpack[PmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary("pmap")
+@checks_options("pmap")
 def pmap(
     function: Any = None,
     /,

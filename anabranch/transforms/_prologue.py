@@ -16,7 +16,6 @@ import jax
 
 from anabranch import _jax
 from anabranch.errors import AnabranchError, StructureError, bounded, first_few
-from anabranch.graph import _kinds
 from anabranch.graph._build import build
 from anabranch.graph._delta import Delta, Write, commit
 from anabranch.graph._flatten import Flat, flatten, namer
@@ -305,8 +304,7 @@ class _Played:
                 if type(edge) is int and edge < 0:
                     later = held[key] is not flat.leaves[~edge]
                     if later != (~edge in self._prologue.written):
-                        variable = entry.kind is _kinds.VARIABLE
-                        found.append(name(index) + ("" if variable else entry.kind.show_key(key)))
+                        found.append(entry.kind.show_below(name(index), key))
         return found
 
     def _held(self, index: int) -> dict[Any, Any]:

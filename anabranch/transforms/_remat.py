@@ -17,9 +17,10 @@ from anabranch.errors import StructureError
 from anabranch.graph import _classify
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._leaf_info import path_text
+from anabranch.graph._leaf_info import call_text
 from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
 from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._names import name_inside
 from anabranch.transforms._options import RematOptions
 from anabranch.transforms._runners import Owned
@@ -35,6 +36,7 @@ def remat(function: Callable[P, R], /, **options: Unpack[RematOptions]) -> Calla
 @overload
 def remat(**options: Unpack[RematOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary("remat")
+@checks_options("remat")
 def remat(
     function: Any = None,
     /,
@@ -129,8 +131,8 @@ def _as_bool(value: Any, leaf: Any) -> bool:
 def _refuse_refs(flat: Flat) -> None:
     for number, leaf in enumerate(flat.leaves):
         if _classify.rule_of(leaf) is _classify.REF:
-            start, *path = flat.graphdef.infos[number].path
+            where = call_text(flat.graphdef.infos[number].path)
             raise StructureError(
-                f"{start}{path_text(tuple(path))}: a jax.Ref cannot go through remat, which would "
+                f"{where}: a jax.Ref cannot go through remat, which would "
                 "run writes to it twice; hold the array in a Variable, or write to the Ref outside"
             )

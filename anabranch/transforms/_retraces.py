@@ -42,7 +42,7 @@ class Retraces:
         if count == _ENOUGH:
             index, position = place
             entry = graphdef.entries[index]
-            path = f"{namer(graphdef)(index)}{entry.kind.show_key(entry.keys[position])}"
+            path = entry.kind.show_below(namer(graphdef)(index), entry.keys[position])
             edges: list[Any] = [g.entries[index].edges[position] for g in (last, graphdef)]
             old, new = map(_static.decode, edges)
             warnings.warn(

@@ -15,6 +15,7 @@ from anabranch.transforms._arguments import ArgumentSpecs
 from anabranch.transforms._box import finish
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._carry import Carry
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._lanes import common_size
 from anabranch.transforms._loop import Loop, calling, slice_perturbations
 from anabranch.transforms._names import number_leaves
@@ -33,6 +34,7 @@ def scan(function: Callable[P, R], /, **options: Unpack[ScanOptions]) -> Callabl
 @overload
 def scan(**options: Unpack[ScanOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary("scan")
+@checks_options("scan")
 def scan(
     function: Any = None,
     /,

@@ -15,6 +15,7 @@ from anabranch.errors import StructureError
 from anabranch.transforms._arguments import REQUIRED, ArgumentSpecs
 from anabranch.transforms._box import Report, finish, run_inside
 from anabranch.transforms._call import flatten_call
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._equal_lanes import OutputNames, equal_lanes
 from anabranch.transforms._names import number_leaves
 from anabranch.transforms._options import ShardMapOptions
@@ -35,6 +36,7 @@ def shard_map(
     f: None = None, /, **options: Unpack[ShardMapOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary("shard_map")
+@checks_options("shard_map")
 def shard_map(
     f: Any = None,
     /,

@@ -130,7 +130,8 @@ class Shards:
         unknown = names_in(spec) - set(self.sizes)
         if unknown:
             raise StructureError(
-                f"{spec} names {sorted(map(str, unknown))}, but the axes are {list(self.sizes)}"
+                f"{spec} names {sorted(map(str, unknown))}, but the axes of the mesh are "
+                f"{list(self.sizes)}"
             )
         return spec
 
@@ -176,7 +177,8 @@ class ShardGroups:
     def __init__(self, shards: Shards, result: Any, names: OutputNames | None) -> None:
         self._call, self._result, self._names = shards, result, names
         self.specs: list[Any] = [PartitionSpec()]
-        for spec in (*shards.specs, *map(as_spec, values_of(result))):
+        given = [shards.check_axes(as_spec(spec)) for spec in values_of(result)]
+        for spec in (*shards.specs, *given):
             if spec not in self.specs:
                 self.specs.append(spec)
         self.specs.append(_STACKED)

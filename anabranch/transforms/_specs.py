@@ -287,18 +287,20 @@ class Resolver:
                 owner = self._world.variable(variable) if variable >= 0 else leaf
                 value = spec.resolve(path_of(path), owner)
             elif is_container(spec):
-                raise StructureError(f"the specification is a {type(spec).__name__} for an array")
+                raise StructureError(
+                    f"the specification is a {type(spec).__name__} for an array; give one value"
+                )
             value = self._normalise(value, leaf)
         except (FilterError, StructureError, TypeError, ValueError) as error:
             ours = (
                 type(error) if isinstance(error, (FilterError, StructureError)) else StructureError
             )
-            raise ours(bounded(f"{name}{show(step)}: {error}")) from None
+            raise ours(bounded(f"{show(name, step)}: {error}")) from None
         before = self.found.leaves.setdefault((number, slot), Found(value, step, name))
         if before.value != value:
             raise AliasError(
                 bounded(
-                    f"{before.name}{show(before.step)} and {name}{show(step)} are one object, but "
+                    f"{show(before.name, before.step)} and {show(name, step)} are one object, but "
                     f"the first is given {before.value!r} and the second {value!r}: give both "
                     "the same value"
                 )
@@ -316,7 +318,7 @@ def specs_below(entry: Entry, spec: Any, step: Step | None, name: str) -> list[A
     if not is_container(spec) or entry.kind not in _CONTAINERS:
         if is_container(spec):
             raise StructureError(
-                f"{name}{show(step)}: the specification is a {type(spec).__name__}, which "
+                f"{show(name, step)}: the specification is a {type(spec).__name__}, which "
                 f"cannot be matched with a {entry.cls.__name__}; give one value, or filters"
             )
         return [spec] * count
@@ -325,9 +327,9 @@ def specs_below(entry: Entry, spec: Any, step: Step | None, name: str) -> list[A
     if len(values) != count or (entry.kind is _kinds.DICT and set(keys) != set(entry.keys)):
         raise StructureError(
             bounded(
-                f"{name}{show(step)}: the specification has {len(values)} entries "
+                f"{show(name, step)}: the specification has {len(values)} entries "
                 f"({list(keys)[:8]}), but the {entry.cls.__name__} has {count} "
-                f"({list(entry.keys)[:8]})"
+                f"({list(entry.keys)[:8]}); give one for each of them, or one value for all"
             )
         )
     if entry.kind is _kinds.DICT:
@@ -356,11 +358,16 @@ def values_of(spec: Any) -> Iterable[Any]:
         yield spec
 
 
-def show(step: Step | None) -> str:
-    """Return how a path is written, without its start."""
-    return "".join(
-        reversed([s.entry.kind.show_key(s.entry.keys[s.position]) for s in _steps(step)])
-    )
+def show(name: str, step: Step | None) -> str:
+    """Return how a place is written.
+
+    Arguments:
+        name: of where the path starts.
+        step: the last one of the path.
+    """
+    for above in reversed([*_steps(step)]):
+        name = above.entry.kind.show_below(name, above.entry.keys[above.position])
+    return name
 
 
 def _steps(step: Step | None) -> Iterator[Step]:

@@ -23,6 +23,7 @@ from anabranch.graph._filters import Filter, to_predicates
 from anabranch.graph._flatten import flatten, namer
 from anabranch.graph._merge import clone
 from anabranch.transforms._call import Call
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._streams import batch_shape, find_streams, split_key
 from anabranch.transforms._wrap import wrap
 
@@ -167,6 +168,7 @@ def split_rngs(
     *, splits: int | tuple[int, ...], only: Filter = ...
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary("split_rngs")
+@checks_options("split_rngs")
 def split_rngs(target: Any = None, /, *, splits: int | tuple[int, ...], only: Filter = ...) -> Any:
     """Split random streams for lanes while a function or a block runs.
 

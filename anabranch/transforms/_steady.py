@@ -40,7 +40,7 @@ class Written(NamedTuple):
     step: Step | None
 
     def __str__(self) -> str:
-        return f"{self.name}{show(self.step)}"
+        return f"{show(self.name, self.step)}"
 
 
 class Steady(NamedTuple):
@@ -171,7 +171,7 @@ class _Match:
 
     def _replace(self, index: int, key: Any, place: Place) -> None:
         """Note that there is something in the place of a static value of an object."""
-        name = f"{place.name}{show(place.step)}"
+        name = f"{show(place.name, place.step)}"
         self.additions.append(Addition(index, key, place.after, name))
         if index not in self._extended:  # one line for an object is enough
             self.added.append(self._difference(place))
@@ -185,7 +185,7 @@ class _Match:
             if key in before:
                 kept.append(edge)
             else:
-                name = f"{place.name}{show(Step(place.step, new, position))}"
+                name = f"{show(place.name, Step(place.step, new, position))}"
                 self.additions.append(Addition(index, key, edge, name))
                 self.adds = self.adds or type(edge) is int
         self._extended.add(index)
@@ -249,7 +249,7 @@ class _Match:
         self.differences.append(self._said(place, before, after))
 
     def _said(self, place: Place, before: str, after: str) -> str:
-        where = f"{place.name}{show(place.step)}"
+        where = f"{show(place.name, place.step)}"
         return f"{where} {before} {self._words[0]}, and {after} {self._words[1]}"
 
 

@@ -113,7 +113,7 @@ class StepGroups:
                 if leaf is None or (self._steps and leaf not in loop.fixed(leaves)):
                     raise StructureError(
                         bounded(
-                            f"{loop.name}: {spec.name}{show(spec.step)} is an array that a step "
+                            f"{loop.name}: {show(spec.name, spec.step)} is an array that a step "
                             "makes, so it is stacked along an axis; its axis is None"
                         )
                     )

@@ -134,7 +134,8 @@ class SharedStreams:
             return (
                 f"{name}: a key was drawn from a random stream that cannot be split for the lanes: "
                 "it holds several keys already, or key and count are not held together by one "
-                "object. Give it an axis, or draw outside"
+                "object among the arguments or in a variable that the function names. Pass the "
+                "stream as an argument, give it an axis, or draw outside"
             )
         return (
             f"{name}: a key was drawn from a random stream that is broadcast, so all lanes would "

@@ -279,7 +279,7 @@ class _Union:
             numbers = place.numbers if first.kind.numbers is None else first.kind.numbers
             if first.kind.is_variable:
                 numbers = True
-            places = [_Place(place.path + first.kind.show_key(k), numbers) for k in first.keys]
+            places = [_Place(first.kind.show_below(place.path, k), numbers) for k in first.keys]
             rows = [list(row) for row in zip(*[e.edges for e in entries], strict=True)]
             self._pending.append((into, rows, places))
             return into

@@ -18,6 +18,7 @@ from anabranch.errors import BroadcastWriteError, bounded, first_few
 from anabranch.transforms._arguments import ArgumentSpecs
 from anabranch.transforms._box import array_outputs, finish, run_inside
 from anabranch.transforms._call import flatten_call
+from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._lanes import Lanes
 from anabranch.transforms._options import VmapOptions
 from anabranch.transforms._specs import ABSENT, Found, show
@@ -33,6 +34,7 @@ def vmap(function: Callable[P, R], /, **options: Unpack[VmapOptions]) -> Callabl
 @overload
 def vmap(**options: Unpack[VmapOptions]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 @boundary("vmap")
+@checks_options("vmap")
 def vmap(
     function: Any = None,
     /,
@@ -132,7 +134,7 @@ def unbatched(sentinel: Any) -> Callable[[list[Any], list[Found]], list[Any]]:
         chosen = [i for i, spec in enumerate(specs) if spec.value is None]
         if not chosen:
             return values
-        names = [f"{specs[i].name}{show(specs[i].step)}" for i in chosen]
+        names = [f"{show(specs[i].name, specs[i].step)}" for i in chosen]
 
         @jax.custom_batching.custom_vmap
         def identity(sentinel: Any, *operands: Any) -> Any:
