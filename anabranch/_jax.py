@@ -268,6 +268,19 @@ def innermost(traces: Iterable[Trace | None], around: Sequence[Trace]) -> Trace:
     return around[min(found)] if found and around else _ROOT
 
 
+def _find_use_abstract_mesh() -> Callable[[AbstractMesh], contextlib.AbstractContextManager[Any]]:
+    """Return the context manager that sets the abstract mesh; jax 0.7.0 does not publish it."""
+    found: Any = getattr(jax.sharding, "use_abstract_mesh", None)
+    if found is None:
+        from jax._src import mesh
+
+        found = mesh.use_abstract_mesh
+    return found
+
+
+use_abstract_mesh: Final = _find_use_abstract_mesh()
+
+
 @contextlib.contextmanager
 def at_trace(trace: Trace) -> Generator[None]:
     """Make a trace the current one, and hide the axes that are bound further inside."""
@@ -277,7 +290,7 @@ def at_trace(trace: Trace) -> Generator[None]:
         if trace is _ROOT:
             axes: Any = _src_core.top_axis_env
             if any(kind == AxisType.Manual for kind in get_abstract_mesh().axis_types):
-                stack.enter_context(jax.sharding.use_abstract_mesh(AbstractMesh((), ())))
+                stack.enter_context(use_abstract_mesh(AbstractMesh((), ())))
         else:
             axes = before
             for inner in all_traces(current_trace()):

@@ -20,6 +20,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+OPTIONAL = {"flax", "optax", "equinox", "orbax", "chex"}
+"""Libraries that a page may show, but that nobody has to have."""
+
 _FENCE = re.compile(r"(?P<indent>\s*)(?P<ticks>`{3,}|~{3,})(?P<info>.*)")
 _LOOKS_LIKE_PYTHON = re.compile(r"(py|pycon|python\S+|Python\b.*|python\s+(?!no-run$).*)")
 
@@ -78,7 +81,12 @@ def run_page(path: Path) -> types.ModuleType:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a page may write files
-    run_page(page)
+    try:
+        run_page(page)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in OPTIONAL:
+            pytest.skip(f"{error.name} is not installed")
+        raise
 
 
 # The machinery above.

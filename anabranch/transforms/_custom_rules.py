@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from anabranch._boundary import leave
+from anabranch._jax import use_abstract_mesh
 from anabranch.errors import MissingRuleError, StructureError
 from anabranch.graph import _classify, _kinds
 from anabranch.graph._graphdef import GraphDef
@@ -132,7 +133,7 @@ class Arguments(NamedTuple):
 
 def shapes_of_rule(rule: Any, *args: Any) -> Any:
     """Trace a rule as JAX will: up to jax 0.10, rules run under an explicit (empty) mesh."""
-    with jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh()):
+    with use_abstract_mesh(jax.sharding.get_abstract_mesh()):
         return rule.eval_shape(*args)
 
 
