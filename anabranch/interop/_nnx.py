@@ -175,6 +175,9 @@ class _StateKind(Kind):
     __slots__ = ()
     is_object = True
 
+    def attributes(self, obj: Any) -> dict[str, Any] | None:
+        return obj.raw_mapping
+
     def open(self, obj: Any) -> Opened:
         return _kinds.DICT.open(obj.raw_mapping)
 

@@ -238,7 +238,11 @@ def call_traced(graphdef: GraphDef, function: Callable[..., R], *args: Any) -> R
 
 
 def _forget(
-    table: weakref.ref[Table], followers: weakref.ref[Table], key: Any, dead: weakref.ref[Segment]
+    table: weakref.ref[Table],
+    followers: weakref.ref[Table],
+    key: Any,
+    dead: weakref.ref[Segment],
+    plan_of: Callable[[Any], Plan] = plan_of,  # when Python exits, the globals go first
 ) -> None:
     plans = table()
     plan = None if plans is None else plans.get(key)

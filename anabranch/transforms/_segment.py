@@ -26,7 +26,8 @@ from anabranch.graph._classify import LEAF, NUMBER
 from anabranch.graph._flatten import Flat
 from anabranch.graph._function import is_settled
 from anabranch.graph._graphdef import Edge, Entry
-from anabranch.graph._kind import Cell, Kind, is_same
+from anabranch.graph._kind import Cell, Kind, is_same, key_value
+from anabranch.graph._state import State
 from anabranch.graph._watchers import Watcher, watch
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._trees import TreePlace, leaves_below, tree_entries
@@ -225,17 +226,17 @@ class _Maker:
             self._add_other(kind, obj, extra, leaves)
         elif kind is _kinds.MODULE:
             self._add_module(obj, keys, edges, leaves)
-        elif kind.is_root:
+        elif kind.attributes(obj) is not None:
             self._add_attributes(index, obj, kind, leaves)
         elif kind is _kinds.LIST or kind is _kinds.DEQUE:
             segment.visit.add(obj)
             self._add_places(obj, range(len(edges)), leaves)
         elif kind is _kinds.DICT and type(obj) in _LIVE_DICTS:
             segment.visit.add(obj)
-            self._add_places(obj, [*map(_kinds.key_value, keys)], leaves)
+            self._add_places(obj, [*map(key_value, keys)], leaves)
         elif kind is _kinds.OBJECT and not _module.slot_names(type(obj)):
             self._add_object(index, obj, leaves)
-        elif kind in _IMMUTABLE or (kind is _kinds.PYTREE and _is_frozen(type(obj))):
+        elif kind in _IMMUTABLE or (kind is _kinds.PYTREE and _is_immutable(obj)):
             values = flat.contents[index][2]
             segment.constants += [values[i] for i, _ in leaves]
             self.of_constants += [leaf for _, leaf in leaves]
@@ -294,7 +295,7 @@ class _Maker:
             self.of_own += [leaf for _, leaf in leaves]
         else:
             self.segment.visit.add(obj, attributes)
-            self._add_places(attributes, names, leaves)
+            self._add_places(attributes, [*map(key_value, names)], leaves)
 
     def _add_places(self, holder: Any, keys: Any, leaves: list[tuple[int, int]]) -> None:
         self.segment.places += [(holder, keys[i]) for i, _ in leaves]
@@ -409,6 +410,6 @@ def _attributes_of(obj: Any, kind: Kind) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if name not in kind.bookkeeping}
 
 
-def _is_frozen(cls: Any) -> bool:
-    parameters = getattr(cls, "__dataclass_params__", None)
-    return parameters is not None and parameters.frozen
+def _is_immutable(obj: Any) -> bool:
+    parameters = getattr(type(obj), "__dataclass_params__", None)
+    return isinstance(obj, (tuple, State)) or (parameters is not None and parameters.frozen)

@@ -180,3 +180,50 @@ def test_two_models_and_an_optimizer_have_plans_of_their_own(walks):
     step(a, b, optimizer)
     step(b, a, optimizer)
     assert walks.count == before
+
+
+def test_states_of_flax_are_compared_whatever_is_in_them(walks):
+    class Holder(nnx.Module):
+        def __init__(self) -> None:
+            self.state = nnx.data(
+                nnx.State({"a": {"w": nnx.Param(jnp.ones(2))}, "c": jnp.zeros(2)})
+            )
+
+    holder, jitted = Holder(), ab.jit(lambda h: (len(h.state), *jax.tree.leaves(h.state)))
+
+    def both() -> None:
+        found, expected = jitted(holder), (len(holder.state), *jax.tree.leaves(holder.state))
+        assert [jnp.asarray(x).tolist() for x in found] == [
+            jnp.asarray(x).tolist() for x in expected
+        ]
+
+    both()
+    before = walks.count
+    both()
+    holder.state.raw_mapping["c"] = jnp.full(2, 5.0)
+    both()
+    assert walks.count == before
+    holder.state.raw_mapping["a"]["w"] = nnx.Param(jnp.full(3, 7.0))
+    both()
+    holder.state.raw_mapping["b"] = nnx.Param(jnp.ones(1))
+    both()
+    del holder.state.raw_mapping["a"]
+    both()
+
+
+def test_a_call_may_write_attributes_beside_variables(walks):
+    class Counter(nnx.Module):
+        def __init__(self) -> None:
+            self.n, self.total = nnx.Variable(jnp.array(0)), nnx.data(jnp.zeros(2))
+
+        def count(self, x: Any) -> None:
+            self.n[...] += 1
+            self.total = self.total + x
+
+    counter, jitted = Counter(), ab.jit(Counter.count)
+    jitted(counter, 1.0)
+    before = walks.count
+    for i in range(2, 5):
+        jitted(counter, 1.0)
+        assert (int(counter.n[...]), counter.total.tolist()) == (i, [i, i])
+    assert walks.count == before
