@@ -94,7 +94,9 @@ _FUNCTIONS = (
     type,
 )
 # Objects of these libraries that hash by identity are functions, locks and loggers.
-_STATIC_LIBRARIES = frozenset({"jax", "jaxlib", "numpy", "functools", "logging", "threading"})
+_STATIC_LIBRARIES = frozenset(
+    {"jax", "jaxlib", "numpy", "optax", "functools", "logging", "threading"}
+)
 
 
 def rule_of(obj: Any) -> Rule:

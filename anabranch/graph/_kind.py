@@ -83,6 +83,10 @@ class Kind:
         """Fill a node that `create` has just made with the same extra."""
         self.fill(obj, extra, keys, values)
 
+    def extra_without(self, extra: Any, removed: Sequence[Any]) -> Any:
+        """Return the extra of a node from which some keys have been removed."""
+        return extra
+
     def holds(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> bool:
         """Tell whether `open` would return exactly these contents, in the sense of `is_same`."""
         return is_same(self.open(obj), (extra, keys, values))

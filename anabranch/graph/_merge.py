@@ -10,7 +10,7 @@ from anabranch.graph._build import build
 from anabranch.graph._flatten import flatten
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._leaf_info import path_text
-from anabranch.graph._split import snapshots
+from anabranch.graph._split import as_state, snapshots
 from anabranch.graph._state import State
 
 T = TypeVar("T")
@@ -22,13 +22,14 @@ def merge(graphdef: GraphDef, state: Any, *more: Any) -> Any:
 
     Arguments:
         graphdef: from `split`.
-        state: a State, or a nested dict of arrays.
+        state: a State, of flax too, or a nested dict of arrays.
         more: further States; together they must have exactly the leaves of the graphdef.
 
     Returns:
         The object that was split, made anew. Two merges share only immutable arrays.
 
     Raises:
+        TypeError: the graphdef is none.
         UpdateError: a leaf is missing, given twice, or unknown to the graphdef.
 
     >>> import anabranch as ab
@@ -38,9 +39,10 @@ def merge(graphdef: GraphDef, state: Any, *more: Any) -> Any:
     (True, False)
     """
     if not isinstance(graphdef, GraphDef):
+        cls: type[Any] = type(graphdef)
         raise ArgumentError(
-            f"merge takes a graphdef and then states, as `split` returns them, not a "
-            f"{type(graphdef).__name__} first"
+            "merge takes a graphdef and then states, as `split` returns them, not a "
+            f"{cls.__qualname__} of {cls.__module__} first"
         )
     if graphdef.base or graphdef.origin is not None:
         raise UpdateError(
@@ -78,9 +80,7 @@ def leaves_of(graphdef: GraphDef, states: tuple[Any, ...]) -> tuple[Any, ...]:
     given: dict[Any, Any] = {}
     twice: list[str] = []
     for state in states:
-        if not isinstance(state, State):
-            state = State.from_dict(state)
-        for path, leaf in state.flat().items():
+        for path, leaf in as_state(state).flat().items():
             if path in given:
                 twice.append(f"{path_text(path)} is given twice")
             given[path] = leaf

@@ -67,5 +67,7 @@ def _removals(flat: Flat, doomed: set[int]) -> list[Write]:
         kept = [i for i, edge in enumerate(edges) if edge not in doomed]
         new_keys = range(len(kept)) if isinstance(keys, range) else tuple([keys[i] for i in kept])
         values = [flat.contents[index][2][i] for i in kept]
-        writes.append(Write(flat.objects[index], cls, (extra, new_keys, values)))
+        removed = [key for key, edge in zip(keys, edges, strict=True) if edge in doomed]
+        new_extra = kind.extra_without(extra, removed)
+        writes.append(Write(flat.objects[index], cls, (new_extra, new_keys, values)))
     return writes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from anabranch import _jax
 from anabranch._boundary import boundary
 from anabranch.errors import FilterError, UpdateError, bounded, first_few
+from anabranch.graph._classify import is_object
 from anabranch.graph._filters import Filter, first_match, to_predicates
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import GraphDef
@@ -78,6 +79,15 @@ def graphdef(node: Any) -> GraphDef:
     True
     """
     return flatten(node).graphdef
+
+
+def as_state(given: Any) -> State:
+    """Return what is given for a State: one, that of another library, or nested dicts of arrays."""
+    if isinstance(given, State):
+        return given
+    if isinstance(given, Mapping) and is_object(given):
+        return states(flatten(given), (...,), exhaustive=False)[0]
+    return State.from_dict(given)
 
 
 def states(flat: Flat, filters: tuple[Filter, ...], *, exhaustive: bool) -> tuple[State, ...]:

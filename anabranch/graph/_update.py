@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -14,8 +14,7 @@ from anabranch.graph._delta import Write, commit
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import Path
 from anabranch.graph._leaf_info import LeafInfo, path_text
-from anabranch.graph._split import snapshots
-from anabranch.graph._state import State
+from anabranch.graph._split import as_state, snapshots
 
 _Cell = tuple[int, int]  # the entry that holds a leaf, and the position in it
 
@@ -31,7 +30,8 @@ def update(
 
     Arguments:
         node: a node, or any container of nodes.
-        state: a State, or a nested dict of arrays. Leaves that it lacks are not touched.
+        state: a State, of flax too, or a nested dict of arrays. Leaves that it lacks are not
+            touched.
         more: further States.
         relax: what not to insist on: `"paths"` ignores leaves that the object does not have,
             `"shapes"` and `"kinds"` accept other ones.
@@ -57,21 +57,20 @@ def update(
     problems: list[str] = []
     new: dict[int, dict[int, Any]] = {}
     for given in (state, *more):
-        nested = isinstance(given, (State, Mapping, list, tuple))
+        nested = isinstance(given, (Mapping, list, tuple))
         if not nested and finder.find(()) is None:  # an array is the state of a Variable
             raise ArgumentError(
                 f"update takes States or nested dicts of arrays after the object, not a "
                 f"{type(given).__name__}; `state(obj)` is the State of an object"
             )
-        checked = isinstance(given, State)
-        source = given if checked else State.from_dict(cast("Any", given))
+        source = as_state(given)
         for info, leaf in zip(source.infos, source.leaves, strict=True):
             cell = finder.find(info.path)
             if cell is None:
                 if "paths" not in relax:
                     problems.append(f"{path_text(info.path)}: the object has no such leaf")
                 continue
-            found = _problem(flat, cell, info, leaf, checked, relax)
+            found = _problem(flat, cell, info, leaf, relax)
             if found:
                 problems.append(f"{path_text(info.path)}: {found}")
             (index, position), _ = cell
@@ -138,7 +137,6 @@ def _problem(
     cell: tuple[_Cell, int],
     info: LeafInfo,
     leaf: Any,
-    checked: bool,
     relax: Collection[str],
 ) -> str:
     (index, _), number = cell
@@ -146,7 +144,7 @@ def _problem(
         return "the leaf is held by an immutable value and cannot be written in place"
     own = flat.graphdef.infos[number]
     fits = info.kind is own.kind or info.kind is jax.Array  # a plain array fits any kind
-    if checked and "kinds" not in relax and not fits:
+    if "kinds" not in relax and not fits:
         return f"the kind is {own.kind_text}, the state has {info.kind_text}"
     old = flat.leaves[number]
     if "shapes" not in relax and _shape(old) != _shape(leaf):

@@ -6,8 +6,8 @@ Releases before 0.12 call the attributes `_object__...` and the value of a Varia
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from flax import nnx
 from flax.nnx import tracers
@@ -184,6 +184,13 @@ def empty_variable(variable: Any) -> None:
 def static_nodes(nodes: Any) -> Any:
     """Return which attributes are data in a form that is hashed and compared in C."""
     return nodes if isinstance(nodes, frozenset) else tuple(nodes._mapping.items())
+
+
+def static_nodes_without(static: Any, names: Sequence[str]) -> Any:
+    """Return which attributes are data, without some, in the same form."""
+    if isinstance(static, frozenset):
+        return cast("frozenset[str]", static) - set(names)
+    return tuple([pair for pair in static if pair[0] not in names])
 
 
 def nodes_of(static: Any) -> Any:

@@ -105,6 +105,11 @@ class _ObjectKind(Kind):
         keys = tuple([name for name in attributes if name not in OWN])
         return extra, keys, tuple([attributes[name] for name in keys])
 
+    def extra_without(self, extra: Any, removed: Sequence[Any]) -> Any:
+        # as `del` does
+        nodes, initializing, is_setup = extra
+        return _layout.static_nodes_without(nodes, removed), initializing, is_setup
+
     def create(self, cls: Any, extra: Any) -> Any:
         obj = object.__new__(cls)
         nodes, initializing, is_setup = extra
