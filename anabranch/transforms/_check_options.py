@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec, Sharding
 
 from anabranch.errors import ArgumentError, StructureError
-from anabranch.transforms._specs import ABSENT
+from anabranch.transforms._specs import ABSENT, as_ours
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,6 +96,11 @@ _EXPECTED: dict[str, _Expected] = {
         "a positive integer, the number of lanes; or a tuple of them, for several axes",
     ),
 }
+_SPECIFICATIONS = frozenset(
+    "in_axes out_axes in_specs out_specs in_shardings out_shardings argnums".split()
+)
+"""Options that may hold specifications of another library."""
+
 _OF_TRANSFORMS: dict[tuple[str, str], _Expected] = {
     ("pmap", "axis_name"): _Expected(_optional(str), "a string"),
 }
@@ -118,6 +123,8 @@ def checks_options(transform: str) -> Callable[[Callable[P, R]], Callable[P, R]]
         @functools.wraps(call)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for name, value in kwargs.items():
+                if name in _SPECIFICATIONS:
+                    kwargs[name] = as_ours(value)
                 expected = known.get(name)
                 if expected is not None and not expected.check(value):
                     raise ArgumentError(

@@ -7,8 +7,9 @@ arguments. If two ways to one object give it different values, that is an `Alias
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from anabranch.errors import AliasError, FilterError, StructureError, bounded
 from anabranch.graph import _classify, _kinds
@@ -106,6 +107,29 @@ class DiffState(NamedTuple):
 
     argnum: int | str
     filter: Filter
+
+
+_TRANSLATIONS: list[Callable[[Any], Any]] = []
+
+
+def add_translation(translate: Callable[[Any], Any]) -> None:
+    """Let specifications of another library be used: what is none comes back as it is."""
+    _TRANSLATIONS.append(translate)
+
+
+def as_ours(spec: Any) -> Any:
+    """Return a specification with those of other libraries in it replaced by ours."""
+    if is_container(spec) or type(spec) in (tuple, list, dict):
+        parts = list(spec.values() if isinstance(spec, dict) else spec)
+        ours = [as_ours(part) for part in parts]
+        if all(map(operator.is_, parts, ours)):
+            return spec
+        if isinstance(spec, dict):
+            return dict(zip(cast("dict[Any, Any]", spec), ours, strict=True))
+        return type(spec)(*ours) if hasattr(spec, "_fields") else type(spec)(ours)
+    for translate in _TRANSLATIONS:
+        spec = translate(spec)
+    return spec
 
 
 class _Absent:

@@ -118,3 +118,61 @@ def test_inside_of_transforms_of_flax_and_outside():
 
     np.testing.assert_allclose(through(nnx, ab), expected, rtol=1e-5)
     np.testing.assert_allclose(through(ab, nnx), expected, rtol=1e-5)
+
+
+class TestSpecificationsOfFlax:
+    """Axes, shardings and filters may be written with the classes of either library."""
+
+    def counted(self) -> Any:
+        return nnx.Dict(w=nnx.Param(jnp.arange(3.0)), n=nnx.BatchStat(jnp.array(0.0)))
+
+    @pytest.mark.parametrize("lib", [nnx, ab])
+    def test_axes_by_filter(self, lib):
+        def f(m, x):
+            m.w[...] += x
+            return m.w[...] + m.n[...], m.n
+
+        axes = lib.StateAxes({nnx.Param: 0, ...: None})
+        m = self.counted()
+        out, n = ab.vmap(f, in_axes=(axes, None), out_axes=(0, axes))(m, 1.0)
+        assert out.tolist() == m.w[...].tolist() == [1, 2, 3]
+        assert n is m.n
+
+    @pytest.mark.parametrize("lib", [nnx, ab])
+    def test_carries(self, lib):
+        def f(carry, m):
+            m.n[...] += 1
+            return carry + m.w[...], {"carry": carry}
+
+        m = self.counted()
+        axes = lib.StateAxes({nnx.Param: 0, ...: lib.Carry})
+        scan = ab.scan(f, in_axes=(lib.Carry, axes), out_axes=(lib.Carry, {"carry": 0}))
+        total, before = scan(0.0, m)
+        assert total == 3
+        assert before["carry"].tolist() == [0, 0, 1]
+        assert m.n[...] == 3
+
+    @pytest.mark.parametrize("lib", [nnx, ab])
+    def test_what_is_differentiated(self, lib):
+        chosen = lib.DiffState(1, nnx.BatchStat)
+        _, grads = ab.value_and_grad(lambda x, m: (x * m.n[...] + m.w[...]).sum(), argnums=chosen)(
+            2.0, self.counted()
+        )
+        assert grads.flat() == {("n",): 6.0}
+        both = ab.grad(lambda x, m: (x * m.n[...]).sum(), argnums=(0, chosen))(2.0, self.counted())
+        assert both[0] == 0
+
+    @pytest.mark.parametrize("lib", [nnx, ab])
+    def test_shardings(self, lib):
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:3]), "i")
+        split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("i"))
+        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        shardings = lib.StateSharding({nnx.Param: split, ...: whole})
+
+        @ab.jit(in_shardings=(shardings,), out_shardings=split)
+        def f(m):
+            m.w[...] *= 2
+            return m.w[...] + m.n[...]
+
+        m = self.counted()
+        assert f(m).sharding == m.w[...].sharding == split
