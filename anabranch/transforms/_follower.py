@@ -367,11 +367,6 @@ def _rearm(plan: Plan, function: Any, segments: Sequence[Segment]) -> bool:
     return plan.rearm(segments, unwatched)
 
 
-def plan_of(follower: Any) -> Plan:
-    """Return the plan that a follower belongs to."""
-    return follower.__globals__["plan"]
-
-
 def followed_call() -> tuple[Any, Any, Any] | None:
     """Return the splitter and the arguments of the call that a follower is making, if one is.
 

@@ -138,6 +138,11 @@ class Plan:
             self._variables = variables
         return leaves, segments
 
+    def is_fresh(self) -> bool:
+        """Tell whether no Module of it has been written or is gone."""
+        segments = [part.segment() for part in self.parts]
+        return all(segment is not None and segment.fresh for segment in segments)
+
     def rearm(self, segments: Sequence[Segment], unwatched: object) -> bool:
         """Tell whether no write to a Variable concerns this plan, and remember it.
 

@@ -17,7 +17,7 @@ from anabranch.graph._scope import OPEN as _SCOPES
 from anabranch.graph._scope import Found
 from anabranch.transforms._box import Report, finish
 from anabranch.transforms._call import Selection, flatten_call, with_static
-from anabranch.transforms._follower import followed_call, make_follower, plan_of, quick_key
+from anabranch.transforms._follower import followed_call, make_follower, quick_key
 from anabranch.transforms._lifting import attempt_for, call_in_attempt
 from anabranch.transforms._plan import AGAIN, Plan, Stamps, TraceNeededError, make_plan
 from anabranch.transforms._segment import Segment, give
@@ -47,13 +47,14 @@ class Plans:
         static: which arguments are static.
     """
 
-    __slots__ = ("__weakref__", "_reader", "_splitter", "_static", "followers")
+    __slots__ = ("__weakref__", "_forms", "_reader", "_splitter", "_static", "followers")
 
     def __init__(self, function: Any, static: Selection) -> None:
         self._splitter, self._static = _Splitter(function, static), static
         self._reader = SpineReader(function, static)
-        self.followers = Table()
-        """The one that was made last for each first argument, if that is a Module; see `follow`."""
+        self._forms: dict[int, list[tuple[Plan, Any]]] = {}
+        self.followers: dict[int, Any] = {}
+        """For each first argument, if that is a Module, what follows its plans; see `quick_key`."""
 
     def __iter__(self) -> Iterator[Plan]:
         return iter([plan for table in self._reader.tables.values() for plan in table.values()])
@@ -99,14 +100,38 @@ class Plans:
         groups: int,
     ) -> None:
         """Make a follower, if the plan is a simple one."""
+        key = quick_key(args)
+        forms = [
+            form for form in self._forms.get(key, ()) if form[0] is not plan and form[0].is_fresh()
+        ]
+        if len(forms) >= _FORMS:
+            return
         if len(self.followers) >= _FOLLOWERS:
             self.followers.clear()
+            self._forms.clear()
         watch = self._reader.watch_of_no_objects()
         follower = make_follower(
             plan, segments, watch, self._static, args, kwargs, groups, self._general()
         )
         if follower is not None:
-            self.followers[quick_key(args)] = follower
+            forms.append((plan, follower))
+        self._set_forms(key, forms)
+
+    def _set_forms(self, key: int, forms: list[tuple[Plan, Any]]) -> None:
+        if forms:
+            self._forms[key] = forms
+            followers = [follower for _, follower in forms]
+            self.followers[key] = followers[0] if len(followers) == 1 else _one_of(followers)
+        else:
+            self._forms.pop(key, None)
+            self.followers.pop(key, None)
+
+    def drop_followers(self, plan: Plan) -> None:
+        """Drop what follows a plan."""
+        for key, forms in [*self._forms.items()]:
+            kept = [form for form in forms if form[0] is not plan]
+            if len(kept) < len(forms):
+                self._set_forms(key, kept)
 
     def _general(self) -> dict[str, Any]:
         me = weakref.ref(self)
@@ -121,7 +146,7 @@ class Plans:
             """Finish a call that did something else than those before."""
             plans = me()
             if plans is not None:  # it knows one report: the general way is shorter than this one
-                plans.followers.pop(quick_key(args), None)
+                plans.drop_followers(plan)
             spine = None if plans is None else plans._reader.read(args, kwargs)
             flat = None if plans is None else plans._walk(plan, leaves, args, kwargs)
             if spine is None or flat is None:
@@ -181,8 +206,8 @@ class Plans:
             plan, segments = make_plan(spine, flat, stamps, function, report)
         except Unplannable:
             return AGAIN
-        tables = weakref.ref(spine.table), weakref.ref(self.followers)
-        forget = functools.partial(_forget, *tables, spine.key)
+        owners = weakref.ref(spine.table), weakref.ref(self)
+        forget = functools.partial(_forget, *owners, spine.key)
         plan.watch(segments, forget)
         for part, segment in zip(plan.parts, segments, strict=True):
             give(spine.roots[part.root], plan, segment)
@@ -192,13 +217,28 @@ class Plans:
     def clear(self) -> None:
         """Drop all plans."""
         self.followers.clear()
+        self._forms.clear()
         for table in self._reader.tables.values():
             table.clear()
 
 
 _ENOUGH = 1  # calls in the general way, after which a follower is made
 _AGAIN_AFTER = 64  # and made again, if there is none for this plan
-_FOLLOWERS = 256
+_FOLLOWERS = 1024
+_FORMS = 8  # ways to call with one first argument that have a follower
+
+
+def _one_of(followers: Sequence[Any], again: object = AGAIN) -> Any:
+    """Return what lets the first follower make a call that can."""
+
+    def follow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        for follower in followers:
+            result = follower(args, kwargs)
+            if result is not again:
+                return result
+        return again
+
+    return follow
 
 
 class _Followed(threading.local):
@@ -239,17 +279,15 @@ def call_traced(graphdef: GraphDef, function: Callable[..., R], *args: Any) -> R
 
 def _forget(
     table: weakref.ref[Table],
-    followers: weakref.ref[Table],
+    owner: weakref.ref[Plans],
     key: Any,
     dead: weakref.ref[Segment],
-    plan_of: Callable[[Any], Plan] = plan_of,  # when Python exits, the globals go first
 ) -> None:
+    """Drop a plan; this may run while Python exits, when there are no globals any more."""
     plans = table()
     plan = None if plans is None else plans.get(key)
     if plans is not None and plan is not None and any(p.segment is dead for p in plan.parts):
         del plans[key]
-        table_of_followers = followers()
-        if table_of_followers is not None:
-            for first, follower in [*table_of_followers.items()]:
-                if plan_of(follower) is plan:
-                    table_of_followers.pop(first, None)
+        every = owner()
+        if every is not None:
+            every.drop_followers(plan)

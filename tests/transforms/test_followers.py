@@ -16,6 +16,7 @@ import pytest
 
 import anabranch as ab
 from anabranch import transforms
+from anabranch.transforms._plans import Plans
 
 
 class Linear(ab.Module):
@@ -267,6 +268,38 @@ def test_models_that_are_called_in_turn_do_not_mix():
         jitted(net, batch(), 2.0)
     assert [int(net.n) for net in nets] == [4, 4, 4]
     assert len(jitted._followers) == 3
+
+
+def test_calls_in_several_forms_have_a_follower_each(monkeypatch):
+    def call(net, x, mode):
+        net.n.value += 1
+        return x.sum() * {"train": 1, "eval": 2, "test": net.layers[0].rate}[mode]
+
+    net, jitted = Net(), transforms.jit(call, static_argnames="mode")
+    expected = {"train": 2.0, "eval": 4.0, "test": 1.0}
+    for _ in range(3):
+        for mode in expected:
+            jitted(net, jnp.ones(2), mode)
+    general, count = Plans.call, []
+    monkeypatch.setattr(Plans, "call", lambda *a: (count.append(1), general(*a))[1])
+    for _ in range(2):
+        assert {mode: jitted(net, jnp.ones(2), mode) for mode in expected} == expected
+    assert int(net.n) == 15
+    assert not count
+    net.layers[0].rate = 1.0
+    for _ in range(3):
+        assert float(jitted(net, jnp.ones(2), "test")) == 2.0
+        assert float(jitted(net, jnp.ones(2), "eval")) == 4.0
+    count.clear()
+    for _ in range(3):
+        assert float(jitted(net, jnp.ones(2), "test")) == 2.0
+        assert float(jitted(net, jnp.ones(2), "eval")) == 4.0
+    assert not count
+    for i in range(30):  # more forms than are kept
+        assert float(jitted(net, jnp.full(2, float(i)), mode=["train", "eval"][i % 2])) == 2 * i * (
+            1 + i % 2
+        )
+        jitted._plans.drop_followers(next(iter(jitted._plans)))
 
 
 def test_methods_and_static_arguments():
