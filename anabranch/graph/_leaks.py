@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -106,7 +107,8 @@ class Places:
         cls: Any = type(x)
         if cls is types.FunctionType:
             self._function(x, name)
-        elif cls in _classify.LOOK:
+        elif cls in _classify.LOOK:  # a transformed function
+            self._add_dict(name, vars(x))
             self._pending.append((getattr(x, "__wrapped__", None), name, hidden))
         elif issubclass(cls, type):
             self._class(x)
@@ -165,7 +167,9 @@ class Places:
         if not isinstance(rule, Kind):
             if rule is _classify.LEAF or rule is _classify.NUMBER or rule is _classify.REF:
                 return
-            if _library_of(cls.__module__) in _CLOSED:
+            if isinstance(x, threading.local):
+                self._add_dict(name, x.__dict__)  # that of this thread
+            elif _library_of(cls.__module__) in _CLOSED:
                 pending.append((getattr(x, "__wrapped__", None), name, hidden))
             else:
                 self._instance(x, name)

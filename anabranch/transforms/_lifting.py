@@ -26,6 +26,7 @@ from anabranch.graph._function import plain_function
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import HOOKS, Found, Scope
 from anabranch.graph._tokens import STRUCTURE
+from anabranch.graph._ways import Way, ways_to
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -103,7 +104,21 @@ class _Attempts(threading.local):
 
 
 _ATTEMPTS = _Attempts()
-_FOUND: weakref.WeakKeyDictionary[Any, list[Callable[[], Any]]] = weakref.WeakKeyDictionary()
+
+
+class _Known(NamedTuple):
+    """A Variable that was found by its use."""
+
+    reference: Callable[[], Any]
+    way: Way | None  # how the function reached it, if that is known
+
+    def find(self) -> Any:
+        """Return the Variable, None if it is gone, or is not any more where it was."""
+        obj = self.reference()
+        return obj if obj is not None and (self.way is None or self.way.leads_to(obj)) else None
+
+
+_FOUND: weakref.WeakKeyDictionary[Any, list[_Known]] = weakref.WeakKeyDictionary()
 
 
 def lifting(call: Callable[P, R]) -> Callable[P, R]:
@@ -157,10 +172,10 @@ def _remember(attempt: Attempt, found: Sequence[Any]) -> None:
     key = attempt.function
     if key is not None:
         known = _FOUND.setdefault(key, [])
-        known[:] = [ref for ref in known if ref() is not None]
-        for obj in found:
+        known[:] = [one for one in known if one.reference() is not None]
+        for obj, way in zip(found, ways_to(attempt.functions, found), strict=True):
             kind: Any = _classify.rule_of(obj)
-            known.append(kind.reference(obj))
+            known.append(_Known(kind.reference(obj), way))
         _STAMP[0] = object()
         STRUCTURE.unwatched = object()
 
@@ -210,8 +225,13 @@ def known_of(user: Any) -> Sequence[Any]:
     return _known(_plain(user)) if _FOUND else ()
 
 
+def hidden_in(user: Any) -> Callable[[], list[int]] | None:
+    """Return what tells which Variables are found in a function now, None if there are none."""
+    return (lambda: [*map(id, known_of(user))]) if known_of(user) else None
+
+
 def _known(function: Any) -> list[Any]:
-    variables = [ref() for ref in _FOUND.get(function, ())]
+    variables = [known.find() for known in _FOUND.get(function, ())]
     return [variable for variable in variables if variable is not None]
 
 

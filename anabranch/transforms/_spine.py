@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.errors import NodeTypeError, StaticValueError
@@ -20,7 +20,7 @@ from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._classify import LEAF, NUMBER, RULES, STATIC, UNKNOWN
 from anabranch.graph._kinds import Kind
 from anabranch.transforms._call import Selection, StaticArgument, method_of
-from anabranch.transforms._lifting import found_stamp, with_known
+from anabranch.transforms._lifting import found_stamp, hidden_in, with_known
 from anabranch.transforms._watch import Unplannable, Watch
 
 _LIMIT = 2048  # nodes and values; longer spines are walked by `flatten`
@@ -120,10 +120,13 @@ class _Head(NamedTuple):
     variables: Sequence[tuple[int, Any, type]]  # which nodes, their metadata, their classes
     table: Table
     captures_nothing: bool
+    hidden: tuple[Callable[[], list[int]], list[int]] | None  # what was found by its use
 
     def read(self, spine: Spine) -> bool:
         """Read the function; return False if that has to be done in full."""
         if self.found is not found_stamp() or not self.watch.is_same():
+            return False
+        if self.hidden is not None and self.hidden[0]() != self.hidden[1]:
             return False
         spine.table = self.table
         if self.roots:
@@ -248,20 +251,22 @@ class SpineReader:
         if isinstance(function, (types.FunctionType, types.MethodType)) or shown is function:
             with contextlib.suppress(Unplannable):
                 watch = Watch(watched)  # before it is read
+        now = hidden_in(function)
+        hidden = None if now is None else (now, now())
         spine.add(with_known(shown, function))
         tokens = tuple(spine.tokens)
         spine.tokens.clear()
         if len(self.tables) >= _HEADS:
             self.tables = {key: table for key, table in self.tables.items() if table}
         spine.table = self.tables.setdefault(tokens, Table())
-        self._head = None if watch is None else _head_of(spine, watch, found)
+        self._head = None if watch is None else _head_of(spine, watch, found, hidden)
         return spine
 
 
 _HEADS = 64
 
 
-def _head_of(spine: Spine, watch: Watch, found: object) -> _Head | None:
+def _head_of(spine: Spine, watch: Watch, found: object, hidden: Any) -> _Head | None:
     """Return what can be remembered of what was read, None if not all of it can."""
     variables: list[tuple[int, Any, type]] = []
     for i, node in enumerate(spine.nodes):
@@ -282,6 +287,7 @@ def _head_of(spine: Spine, watch: Watch, found: object) -> _Head | None:
         variables,
         spine.table,
         not (watch or roots or nodes),
+        hidden,
     )
 
 

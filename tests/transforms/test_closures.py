@@ -65,6 +65,10 @@ def pong(depth, x):
     return ping(depth, x)
 
 
+def in_scan(f):
+    return lambda x: transforms.scan(lambda c, x: (c, f(x)))(0.0, jnp.full(1, x))[1][0]
+
+
 class TestReads:
     def test_are_fresh_without_a_new_trace(self):
         """C1."""
@@ -244,6 +248,60 @@ class TestIdentity:
         for m in (layer, layer, other, other):
             assert f(m) is expected
             assert m.kept is expected
+
+    @pytest.mark.parametrize("wrap", [transforms.jit, transforms.remat, in_scan])
+    @pytest.mark.parametrize("as_class", [False, True])
+    def test_what_is_hidden_may_be_another_object_in_the_next_call(self, wrap, as_class):
+        first, second = Layer(1.0), Layer(50.0)
+
+        class Holder:
+            layer = first
+
+        hidden: Any = Holder if as_class else types.SimpleNamespace(layer=first)
+
+        def f(x):
+            return hidden.layer.step(x)
+
+        g = wrap(f)
+        for _ in range(3):
+            assert float(g(1.0)) == 1.0
+        hidden.layer = second
+        for _ in range(3):
+            assert float(g(1.0)) == 50.0
+        hidden.layer = first
+        assert float(g(1.0)) == 1.0
+        assert (int(first.n), int(second.n)) == (4, 3)
+
+    def test_what_is_captured_too_may_be_another_object_where_it_is_hidden(self):
+        layer, other = Layer(1.0), Layer(50.0)
+        hidden = types.SimpleNamespace(layer=layer)
+
+        @transforms.jit
+        def f(x):
+            return layer.step(x) + hidden.layer.w
+
+        assert [float(f(1.0)) for _ in range(3)] == [2.0] * 3
+        hidden.layer = other
+        assert [float(f(1.0)) for _ in range(3)] == [51.0] * 3
+        layer = other
+        assert [float(f(1.0)) for _ in range(3)] == [100.0] * 3
+
+    def test_alternating_hidden_objects_take_no_further_traces(self):
+        hidden, traces = types.SimpleNamespace(layer=None), []
+        layers = [Layer(1.0), Layer(2.0)]
+
+        @transforms.jit
+        def f(x):
+            traces.append(1)
+            return hidden.layer.step(x)
+
+        for hidden.layer in layers * 2:
+            f(1.0)
+        count = len(traces)
+        for hidden.layer in layers * 3:
+            assert float(f(1.0)) == float(hidden.layer.w)
+        assert len(traces) == count
+        assert [int(layer.n) for layer in layers] == [5, 5]
 
     def test_a_hidden_list_is_never_taken_for_an_argument(self):
         hidden = types.SimpleNamespace(list=[ab.Variable(0)])

@@ -48,6 +48,9 @@ class Slotted:
 GLOBAL: Any = None
 REGISTRY = types.SimpleNamespace(last=None)
 MODULE = types.ModuleType("tests.made_up")
+LOCAL = threading.local()
+LOCAL.last = None
+TRANSFORMED = transforms.jit(abs)
 
 
 def to_global(x: Any) -> None:
@@ -79,8 +82,17 @@ def to_module(x: Any) -> None:
     MODULE.last = x  # type: ignore[attr-defined]
 
 
+def to_thread(x: Any) -> None:
+    LOCAL.last = x
+
+
+def to_transformed(x: Any) -> None:
+    TRANSFORMED.last = x
+
+
 def everywhere() -> list[Any]:
     found = [GLOBAL, REGISTRY, Plain.last, Layer.last, vars(to_itself), vars(MODULE).get("last")]
+    found += [LOCAL.last, getattr(TRANSFORMED, "last", None)]
     return [repr(x) for x in found]
 
 
@@ -92,6 +104,8 @@ PLACES: dict[str, tuple[Callable[[Any], None], str]] = {
     "class": (to_class, r"Plain\.last \(an attribute of the class\)"),
     "class method": (by_class_method, r"Plain\.last \(an attribute of the class\)"),
     "module": (to_module, r"MODULE\.last"),
+    "thread": (to_thread, r"LOCAL\.last"),
+    "transformed function": (to_transformed, r"TRANSFORMED\.last"),
 }
 VALUES: dict[str, Callable[[Layer], Any]] = {
     "twin": lambda m: m,
