@@ -177,9 +177,7 @@ def test_what_is_captured_is_told():
     function(1.0)
     model.layers[1].rate = 0.5
     function(1.0)
-    assert ab.debug.explain_retrace(function) == (
-        "function['model']['layers'][1]['rate']: was 0.1, is 0.5"
-    )
+    assert ab.debug.explain_retrace(function) == ("model['layers'][1]['rate']: was 0.1, is 0.5")
 
 
 def test_graphdefs_can_be_compared():
