@@ -25,7 +25,7 @@ from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._merge import leaves_of
 from anabranch.graph._split import snapshot, states
 from anabranch.graph._tokens import current_token
-from anabranch.graph._walk import Contents, Walk
+from anabranch.graph._walk import Contents, Walk, contents_of
 
 
 class RefMap:
@@ -191,8 +191,8 @@ class SplitContext:
                 f"this split context of tag {self._tag!r} was left: split inside its `with` block"
             )
         walk = self._walk
-        base, first_leaf = len(walk.rows), len(walk.leaves)
-        root = walk.edge(node)
+        start, base, first_leaf = walk.begin()
+        walk.add(node)
         objects, leaves = walk.objects[base:], walk.leaves[first_leaf:]
         origins = None
         if self._outer is not None:
@@ -202,22 +202,9 @@ class SplitContext:
             assert self._refs is not None
             origins = tuple([self._refs.index_of(obj) for obj in objects])
             check_made_here([x for x, o in zip(objects, origins, strict=True) if o is None])
-        entries: Any = walk.table(base)
-        if first_leaf:
-            entries, root = _renumber(entries, root, first_leaf)
-        graphdef = GraphDef(entries, root, len(leaves), (self._tag, base, origins))
-        flat = Flat(graphdef, leaves, walk.objects, walk.contents)
+        graphdef = GraphDef.of(tuple(walk.tokens[start:]), len(leaves), (self._tag, base, origins))
+        flat = Flat(graphdef, leaves, walk.objects, {})
         return (graphdef, *states(flat, filters or (...,), exhaustive=True))
-
-
-def _renumber(entries: Any, root: Any, first_leaf: int) -> tuple[Any, Any]:
-    """Let the leaves of a later split count from zero."""
-
-    def renumber(edge: Any) -> Any:
-        return edge + first_leaf if type(edge) is int and edge < 0 else edge
-
-    renumbered = [e._replace(edges=tuple([renumber(x) for x in e.edges])) for e in entries]
-    return tuple(renumbered), renumber(root)
 
 
 class MergeContext:
@@ -286,6 +273,8 @@ class MergeContext:
         if origins is None:
             origins = range(base, base + len(graphdef.entries))
         outer = self._outer.refs.inverse()
+        walk = self._outer.walk
+        held = contents_of(walk.table()[0], walk.held, walk.leaves)
         existing: dict[int, Any] = {}
         expected: list[Contents] = []
         for i, (o, entry) in enumerate(zip(origins, graphdef.entries, strict=True)):
@@ -296,7 +285,7 @@ class MergeContext:
                         "not known here: merge it where it was split"
                     )
                 existing[i] = outer[o]
-                expected.append(self._outer.walk.contents[o])
+                expected.append(held[o])
         built = build(graphdef.entries, leaves.__getitem__, known=self._objects, existing=existing)
         writes: list[Write] = []
         for i, obj in existing.items():

@@ -9,7 +9,8 @@ caller's objects: everything is computed first, then written under an undo log.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -108,16 +109,25 @@ def diff(
         ]
     walk = Walk(variable_numbers=lanes, known=known, located=_statics(built))
     name = namer(graphdef)
-    entries: list[tuple[int, Entry]] = []
     variables = _variables_around(graphdef) if changed else {}
     for index, contents in changed:
         called = functools.partial(name, index)
-        entries.append((index, walk.entry(twins[index], contents, variables.get(index), called)))
-    root = walk.edge(result, "the return value", numbers=lanes)
+        walk.add_contents(twins[index], contents, variables.get(index), called)
+    walk.add(result, "the return value", numbers=lanes)
     check_made_here(walk.objects)
+    table, edges = walk.table()
+    following = iter(edges)
+    entries = tuple([_entry(i, twins[i], held, following) for i, held in changed])
     shared: dict[int, Any] = {}
-    new = tuple([_lasting(e, shared) if e.kind is FUNCTION else e for e in walk.table()])
-    return Diff(Delta(tuple(entries), new, root, len(walk.leaves)), walk.leaves, walk.objects)
+    new = tuple([_lasting(e, shared) if e.kind is FUNCTION else e for e in table])
+    return Diff(Delta(entries, new, next(following), len(walk.leaves)), walk.leaves, walk.objects)
+
+
+def _entry(index: int, twin: Any, contents: Contents, edges: Iterator[Edge]) -> tuple[int, Entry]:
+    """Return the entry of an object that has changed, with the edges that come next."""
+    extra, keys, values = contents
+    kind: Any = _classify.rule_of(twin)
+    return index, Entry(kind, type(twin), extra, keys, tuple(itertools.islice(edges, len(values))))
 
 
 def _lasting(entry: Entry, shared: dict[int, Any]) -> Entry:

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anabranch.errors import StaticValueError, ValueWriteError
 from anabranch.graph import _kinds, _static
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._walk import Contents, Walk
+from anabranch.graph._walk import Contents, Walk, contents_of
 
 
-@dataclasses.dataclass(slots=True)
 class Flat:
-    """What a walk of the caller's objects found."""
+    """What a walk of the caller's objects found.
 
-    graphdef: GraphDef
-    leaves: list[Any]  # the caller's arrays and numbers
-    objects: list[Any]  # by index: the RefMap, read the other way round
-    contents: list[Contents]  # what each object held
+    Arguments:
+        graphdef: the structure.
+        leaves: the caller's arrays and numbers.
+        objects: by index: the RefMap, read the other way round.
+        held: by index, what each object held; of one that is missing, the value is a leaf.
+    """
+
+    __slots__ = ("_contents", "graphdef", "held", "leaves", "objects")
+
+    def __init__(
+        self,
+        graphdef: GraphDef,
+        leaves: list[Any],
+        objects: list[Any],
+        held: Mapping[int, Sequence[Any]],
+    ) -> None:
+        self.graphdef, self.leaves, self.objects, self.held = graphdef, leaves, objects, held
+        self._contents: list[Contents] | None = None
+
+    @property
+    def contents(self) -> list[Contents]:
+        """What each object held: extra, keys and values."""
+        if self._contents is None:
+            self._contents = contents_of(self.graphdef.entries, self.held, self.leaves)
+        return self._contents
 
     def owner(self, leaf: int) -> Any:
         """Return the Variable that holds a leaf, or the plain array itself."""
@@ -66,9 +85,9 @@ def flatten(obj: Any, *, numbers: bool = False) -> Flat:
 
 def _flatten(obj: Any, *, numbers: bool) -> Flat:
     walk = Walk()
-    root = walk.edge(obj, numbers=numbers)
-    graphdef = GraphDef(tuple(walk.rows), root, len(walk.leaves))
-    return Flat(graphdef, walk.leaves, walk.objects, walk.contents)
+    walk.add(obj, numbers=numbers)
+    graphdef = GraphDef.of(tuple(walk.tokens), len(walk.leaves))
+    return Flat(graphdef, walk.leaves, walk.objects, walk.held)
 
 
 def check_opaques(graphdef: GraphDef) -> None:

@@ -4,6 +4,9 @@ An edge is an integer or an encoded static value: `i >= 0` leads to entry `i`, `
 `i`, a tuple is a static value (see `_static`). Shared objects and cycles are equal integers. Values
 (tuples and their kin) are entries too, one for each place, so that no edge is nested and nothing
 here recurses. Children of a value come after it.
+
+The table is kept, hashed and compared as the walk has written it (see `_table`), and read when
+somebody asks for its entries.
 """
 
 from __future__ import annotations
@@ -14,21 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from anabranch.graph._kinds import Kind
-from anabranch.graph._state import LeafInfo
+from anabranch.graph import _table
+from anabranch.graph._leaf_info import LeafInfo
+from anabranch.graph._table import Edge, Entry
 
-Edge: TypeAlias = "int | tuple[Any, ...]"
 Path: TypeAlias = "tuple[Hashable, ...]"
-
-
-class Entry(NamedTuple):
-    """One node or value."""
-
-    kind: Kind
-    cls: type
-    extra: Any  # static content that has no edges: metadata, a maxlen, a treedef
-    keys: Any  # a tuple of names or keys, or a range
-    edges: tuple[Edge, ...]
 
 
 class Link(NamedTuple):
@@ -111,38 +104,49 @@ class GraphDef:
     (True, 1)
     """
 
-    __slots__ = ("__weakref__", "_hash", "_leaves", "entries", "num_leaves", "origin", "root")
+    __slots__ = ("__weakref__", "_entries", "_hash", "_key", "_leaves", "num_leaves", "origin")
 
-    entries: tuple[Entry, ...]
-    root: Edge
     num_leaves: int
     origin: tuple[Any, ...] | None
     """What a manual context needs: its tag, and the outer index of each known entry."""
 
-    _hash: int
+    _key: tuple[Any, ...]  # tokens and origin; or what else is compared
+    _entries: tuple[tuple[Entry, ...], Edge] | None  # the table and the root, if once read
+    _hash: int | None
     _leaves: _Leaves | None
 
     def __new__(
         cls,
-        entries: tuple[tuple[Any, ...], ...],
+        entries: tuple[Entry, ...],
         root: Edge,
         num_leaves: int,
         origin: tuple[Any, ...] | None = None,
     ) -> GraphDef:
-        # plain tuples will do: they are equal to entries, which are slow to make
-        key = (entries, root, num_leaves, origin)
+        tokens = _table.write(entries, root, num_leaves, _base(origin))
+        if tokens is not None:
+            return cls.of(tokens, num_leaves, origin)
+        return cls._interned((None, entries, root, num_leaves, origin), num_leaves, origin)
+
+    @classmethod
+    def of(
+        cls, tokens: tuple[Any, ...], num_leaves: int, origin: tuple[Any, ...] | None = None
+    ) -> GraphDef:
+        """Return the graphdef whose table is written as these tokens; see `_table`."""
+        return cls._interned((tokens, origin), num_leaves, origin)
+
+    @classmethod
+    def _interned(cls, key: tuple[Any, ...], num_leaves: int, origin: Any) -> GraphDef:
         known = _INTERNED.get(key)
         if known is not None:
             return known
         self = object.__new__(cls)
-        self.entries = tuple(map(Entry._make, entries))
-        self.root, self.num_leaves, self.origin = root, num_leaves, origin
-        key = self._key()
-        self._hash = hash(key)
-        self._leaves = None
+        self._key, self.num_leaves, self.origin = key, num_leaves, origin
+        self._entries = self._hash = self._leaves = None
         return _INTERNED.setdefault(key, self)
 
     def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self._key)
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -151,13 +155,30 @@ class GraphDef:
         if not isinstance(other, GraphDef):
             return NotImplemented
         # interned, so that only graphdefs of different lifetimes ever get here
-        return self._hash == other._hash and self._key() == other._key()
+        return hash(self) == hash(other) and self._key == other._key
 
-    def _key(self) -> tuple[Any, ...]:
-        return (self.entries, self.root, self.num_leaves, self.origin)
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The table."""
+        return self._table()[0]
+
+    @property
+    def root(self) -> Edge:
+        """The edge to the object that was split."""
+        return self._table()[1]
+
+    def _table(self) -> tuple[tuple[Entry, ...], Edge]:
+        if self._entries is None:
+            tokens = self._key[0]
+            if tokens is None:
+                self._entries = self._key[1:3]
+            else:
+                entries, (root,) = _table.read(tokens, self.base)
+                self._entries = tuple(entries), root
+        return self._entries
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (GraphDef, self._key())
+        return (GraphDef, (self.entries, self.root, self.num_leaves, self.origin))
 
     def __repr__(self) -> str:
         lines = [f"GraphDef({len(self.entries)} entries, {self.num_leaves} leaves)"]
@@ -194,7 +215,7 @@ class GraphDef:
     @property
     def base(self) -> int:
         """The index of the first entry; lower ones belong to earlier splits of a context."""
-        return 0 if self.origin is None else self.origin[1]
+        return _base(self.origin)
 
     def entry(self, index: int) -> Entry:
         """Return the entry of an index."""
@@ -269,6 +290,10 @@ class GraphDef:
         for position in kind.visiting_order(keys):
             path = link_to(link, kind.path_key(keys[position]))
             yield Visit(path, index, position, edges[position], True, variable)
+
+
+def _base(origin: tuple[Any, ...] | None) -> int:
+    return 0 if origin is None else origin[1]
 
 
 _INTERNED: weakref.WeakValueDictionary[Any, GraphDef] = weakref.WeakValueDictionary()

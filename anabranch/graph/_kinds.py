@@ -71,7 +71,7 @@ class _VariableKind(Kind):
                 name: obj._metadata[name] if old.get(name) == value else _static.decode(value)
                 for name, value in extra or ()
             }
-            view = types.MappingProxyType(metadata) if metadata else _variable._NO_METADATA
+            view = types.MappingProxyType(metadata) if metadata else _variable.NO_METADATA
             _set(obj, "_metadata", view)
             if not fresh:  # else nobody knows it
                 STRUCTURE.renew_variables()

@@ -30,7 +30,7 @@ from anabranch.graph._scope import OPEN, here
 from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
 
 V = TypeVar("V", bound="Variable")
-_NO_METADATA: Mapping[str, Any] = MappingProxyType({})
+NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 
 class Variable:
@@ -78,7 +78,7 @@ class Variable:
                 "holds arrays: pass `variable.value`"
             )
         _set(self, "_value", value)
-        _set(self, "_metadata", _checked(metadata) if metadata else _NO_METADATA)
+        _set(self, "_metadata", _checked(metadata) if metadata else NO_METADATA)
         _set(self, "_token", current_token())
 
     @property
@@ -263,7 +263,7 @@ def stand_in(kind: type[V], value: Any, metadata: Mapping[str, Any]) -> V:
     """Make a Variable of a kind without running its `__init__`."""
     variable = object.__new__(kind)
     _set(variable, "_value", value)
-    _set(variable, "_metadata", MappingProxyType(dict(metadata)) if metadata else _NO_METADATA)
+    _set(variable, "_metadata", MappingProxyType(dict(metadata)) if metadata else NO_METADATA)
     _set(variable, "_token", current_token())
     return variable
 

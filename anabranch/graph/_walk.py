@@ -1,28 +1,37 @@
-"""The walk: from objects to entries and leaves, with an explicit stack.
+"""The walk: from objects to tokens and leaves, with an explicit stack.
 
 A `Walk` numbers every node once, in the order of discovery, and every value once for each place. It
-can be asked for several edges; what they share is found. Seeded with known objects it encodes what
+can be given several objects; what they share is found. Seeded with known objects it encodes what
 is new only, which is how the inside of a transform says what has changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from anabranch.errors import NodeTypeError, StaticValueError, bounded
-from anabranch.graph import _classify, _kinds, _static
+from anabranch.graph import _classify, _kinds, _static, _table
 from anabranch.graph._classify import LEAF, NUMBER, OPAQUE, REF, RULES, STATIC, UNKNOWN
-from anabranch.graph._graphdef import Edge, Entry
 from anabranch.graph._kinds import Kind
+from anabranch.graph._module import attributes_of, slot_names
 from anabranch.graph._scope import OPEN, here, object_here
+from anabranch.graph._table import Edge, Entry, Spec, spec_of, unfinished
+from anabranch.graph._variable import NO_METADATA
 
 Contents: TypeAlias = "tuple[Any, Sequence[Any], Sequence[Any]]"
 
 VARIABLE = _kinds.VARIABLE
+_VALUE = ("value",)
 _LEAF_DTYPES = frozenset("biufcV")
+
+_CELLS: dict[type, Spec] = {}
+"""The specs of Variables without metadata, by class."""
+
+_MODULES: dict[type, Spec] = {}
+"""The spec of the last Module that was seen, by class, if it has no slots: most are alike."""
 
 
 class Opaque:
@@ -40,22 +49,8 @@ class Opaque:
         return isinstance(other, Opaque) and other.obj is self.obj
 
 
-class _Frame(NamedTuple):
-    """An entry whose children are being encoded. Made as a plain tuple: there are many."""
-
-    number: int  # its index
-    kind: Kind
-    cls: Any
-    extra: Any
-    keys: Sequence[Any]
-    rest: Iterator[Any]
-    edges: list[Edge]
-    numbers: bool  # whether Python numbers are leaves here
-    variable: str | None  # the class of the Variable around, for error messages
-
-
 class Walk:
-    """Encode objects into entries.
+    """Encode objects into tokens.
 
     Arguments:
         variable_numbers: whether Python numbers inside Variables are leaves.
@@ -75,20 +70,29 @@ class Walk:
         self._located = located
         self.ids: dict[int, int] = {id(obj): i for i, obj in enumerate(known) if obj is not None}
         self.base = len(known)
+        self.tokens: list[Any] = []
         self.objects: list[Any] = []  # by index; keeps what `ids` refers to alive
-        self.contents: list[Contents] = []
-        self.rows: list[Any] = []  # the fields of each entry, None as long as it is open
+        self.held: dict[int, Sequence[Any]] = {}  # by index; else one value, which is a leaf
         self.leaves: list[Any] = []
         self._variable_numbers = variable_numbers
         self._refs: dict[int, int] = {}
-        self._stack: list[Any] = []  # the frames above the current one
+        self._first_leaf = 0  # leaves are numbered from here
 
-    def table(self, start: int = 0) -> tuple[Entry, ...]:
-        """Return the entries, all or those after some."""
-        return tuple(map(Entry._make, self.rows[start:]))
+    def begin(self) -> tuple[int, int, int]:
+        """Let leaves count from zero again.
 
-    def edge(self, obj: Any, name: str = "", *, numbers: bool = False) -> Edge:
-        """Return the edge to an object, encoding what it reaches and what is new.
+        Returns:
+            How many tokens, objects and leaves there are.
+        """
+        self._first_leaf = len(self.leaves)
+        return len(self.tokens), len(self.objects), self._first_leaf
+
+    def table(self) -> tuple[list[Entry], list[Edge]]:
+        """Return the entries, and the edges to what was added."""
+        return _table.read(self.tokens, self.base)
+
+    def add(self, obj: Any, name: str = "", *, numbers: bool = False) -> None:
+        """Encode an object, and what it reaches that is new: one edge.
 
         Arguments:
             obj: any object.
@@ -98,17 +102,16 @@ class Walk:
         Raises:
             NodeTypeError: for an object that can be neither walked nor compared.
         """
-        contents = (None, range(1), (obj,))
-        return self._run(_kinds.LIST, None, contents, numbers, None, name)[0]
+        self._run((obj,), numbers, None, lambda _: name)
 
-    def entry(
+    def add_contents(
         self,
         obj: Any,
         contents: Contents,
         variable: str | None = None,
         name: Callable[[], str] = str,
-    ) -> Entry:
-        """Encode a known object whose contents have changed, and what it reaches that is new.
+    ) -> None:
+        """Encode what a known object holds, and what it reaches that is new: an edge for each key.
 
         Arguments:
             obj: the object.
@@ -126,101 +129,167 @@ class Walk:
         numbers = variable is not None and self._variable_numbers
         if kind.numbers is not None:
             numbers = kind.numbers
-        edges = self._run(kind, type(obj), contents, numbers, variable, name)
-        return Entry(kind, type(obj), contents[0], contents[1], tuple(edges))
+        _, keys, values = contents
+        self._run(values, numbers, variable, lambda done: kind.show_below(name(), keys[done]))
 
     def _run(
         self,
-        kind: Kind,
-        cls: Any,
-        contents: Contents,
+        values: Sequence[Any],
         numbers: bool,
         variable: str | None,
-        name: str | Callable[[], str],
-    ) -> list[Edge]:
-        """Encode the contents of an object; return an edge for each."""
-        ids, rules, rows, stack = self.ids, RULES, self.rows, self._stack
-        extra, keys, values = contents
-        rest, edges, index = iter(values), list[Edge](), -1
+        name: Callable[[int], str],
+    ) -> None:
+        """Encode objects, given how messages call each of them."""
+        tokens, objects, leaves = len(self.tokens), len(self.objects), len(self.leaves)
         try:
-            while True:
-                for x in rest:
-                    of: Any = type(x)
-                    rule: Any = rules.get(of)
-                    if rule is None:
-                        rule = _classify.rule_of(x)
-                    if rule is LEAF:
-                        edges.append(self._leaf(x))
-                        continue
-                    if OPEN and isinstance(rule, Kind) and rule.identity and id(x) not in ids:
-                        x = here(x, rule.token(x)) if rule.is_variable else object_here(x)
-                    if rule is VARIABLE and variable is None and rules.get(type(x._value)) is LEAF:
-                        edge = ids.get(id(x))
-                        edges.append(self._variable(x, of) if edge is None else edge)
-                        continue
-                    edge = self._edge(x, rule, numbers, variable)
-                    if edge is None:
-                        break
-                    edges.append(edge)
-                else:
-                    if not stack:
-                        return edges
-                    rows[index - self.base] = (kind, cls, extra, keys, tuple(edges))
-                    index, kind, cls, extra, keys, rest, edges, numbers, variable = stack.pop()
-                    continue
-                contents = rule.open(x)
-                opened = self.base + len(rows)
-                edges.append(opened)
-                stack.append((index, kind, cls, extra, keys, rest, edges, numbers, variable))
-                index, kind, cls, (extra, keys, values) = opened, rule, of, contents
-                rest, edges = iter(values), []
-                if kind.identity:
-                    ids[id(x)] = index
-                self.objects.append(x)
-                self.contents.append(contents)
-                rows.append(None)
-                if kind.is_variable:
-                    variable, numbers = cls.__name__, self._variable_numbers
-                if kind.numbers is not None:
-                    numbers = kind.numbers
-        except (NodeTypeError, StaticValueError) as error:
-            stack.append((index, kind, cls, extra, keys, rest, edges, numbers, variable))
-            called = name if isinstance(name, str) else name()
-            where = self._path(called)
+            self._encode(values, numbers, variable)
+        except BaseException as error:
+            where = self._where(tokens, name)
+            self._forget(tokens, objects, leaves)
+            if not isinstance(error, (NodeTypeError, StaticValueError)):
+                raise
             raise type(error)(bounded(f"{where}: {error}" if where else str(error))) from None
-        finally:
-            stack.clear()
 
-    def _edge(self, x: Any, rule: Any, numbers: bool, variable: str | None) -> Edge | None:
-        """Return the edge to what is known or has no contents, None if it has to be opened."""
-        if isinstance(rule, Kind):
-            if rule.identity or self.base:
-                known = self.ids.get(id(x))
-                if known is not None:
-                    if variable is not None:
-                        self._check_holds_arrays(known, variable)
-                    return known
+    def _encode(  # noqa: PLR0915 - in one loop, since a call for each object is what is saved
+        self, values: Sequence[Any], numbers: bool, variable: str | None
+    ) -> None:
+        ids, objects, held, leaves = self.ids, self.objects, self.held, self.leaves
+        rules, cells, modules, new_leaf = RULES, _CELLS, _MODULES, _table.LEAF
+        add, base, stack = self.tokens.append, self.base, list[Any]()
+        index, rest = base + len(objects), iter(values)
+        while True:
+            for x in rest:
+                of: Any = type(x)
+                spec = cells.get(of)
+                if spec is not None and variable is None:
+                    if OPEN and id(x) not in ids:
+                        x = here(x, x._token)
+                    value = x._value
+                    inner = type(value)
+                    if (rules.get(inner) or _classify.rule_of(value)) is LEAF:
+                        # a Variable that holds one array: the common case, closed at once
+                        if inner is np.ndarray:
+                            _check_dtype(value)
+                        if x._metadata is not NO_METADATA or type(x) is not of:
+                            spec = spec_of(VARIABLE, type(x), VARIABLE.open(x)[0], _VALUE)
+                        known = ids.setdefault(id(x), index)
+                        if known != index:
+                            add(known)
+                            continue
+                        index += 1
+                        objects.append(x)
+                        leaves.append(value)
+                        add(spec)
+                        add(new_leaf)
+                        continue
+                spec = modules.get(of)
+                if spec is not None and variable is None and not OPEN:
+                    known = ids.setdefault(id(x), index)
+                    if known != index:
+                        add(known)
+                        continue
+                    attributes = attributes_of(x)
+                    keys, values = (*attributes,), (*attributes.values(),)
+                    if keys != spec.keys:
+                        spec = modules[of] = spec_of(_kinds.MODULE, of, None, keys)
+                    index += 1
+                    objects.append(x)
+                    held[known] = values
+                    add(spec)
+                    stack.append((rest, numbers, None))
+                    rest, numbers = iter(values), False
+                    break
+                rule: Any = rules.get(of) or _classify.rule_of(x)
+                if rule is LEAF:
+                    if of is np.ndarray:
+                        _check_dtype(x)
+                    leaves.append(x)
+                    add(new_leaf)
+                elif not isinstance(rule, Kind):
+                    add(self._end(x, rule, numbers, variable))
+                elif (opened := self._open(x, rule, numbers, variable)) is not None:
+                    index = base + len(objects)
+                    stack.append((rest, numbers, variable))
+                    rest = iter(opened)
+                    if rule.is_variable:
+                        variable, numbers = of.__name__, self._variable_numbers
+                    if rule.numbers is not None:
+                        numbers = rule.numbers
+                    break
+            else:
+                if not stack:
+                    return
+                rest, numbers, variable = stack.pop()
+
+    def _open(
+        self, x: Any, kind: Kind, numbers: bool, variable: str | None
+    ) -> Sequence[Any] | None:
+        """Begin an entry and return what the object holds; None if the entry is complete."""
+        ids, add = self.ids, self.tokens.append
+        if kind.identity and OPEN and id(x) not in ids:
+            x = here(x, kind.token(x)) if kind.is_variable else object_here(x)
+        known = ids.get(id(x)) if kind.identity or self.base else None
+        if known is not None:
             if variable is not None:
-                self._check_no_object(rule, type(x), variable)
-            plain = type(x) is tuple and not numbers and _is_plain(x)
-            return _static.encode(x) if plain else None
+                self._check_holds_arrays(x, variable)
+            return add(known)
+        cls = type(x)
+        if variable is not None:
+            self._check_no_object(kind, cls, variable)
+        if cls is tuple and not numbers and _is_plain(x):
+            return add(_static.encode(x))
+        extra, keys, values = kind.open(x)
+        spec = spec_of(kind, cls, extra, keys)
+        if kind is VARIABLE:
+            _CELLS[cls] = spec_of(kind, cls, None, _VALUE)
+        elif kind is _kinds.MODULE and not slot_names(cls):
+            _MODULES[cls] = spec
+        index = self.base + len(self.objects)
+        if kind.identity:
+            ids[id(x)] = index
+        self.objects.append(x)
+        self.held[index] = values
+        add(spec)
+        return values
+
+    def _end(self, x: Any, rule: Any, numbers: bool, variable: str | None) -> Any:
+        """Return the token for what is neither an array nor has contents."""
         if rule is REF:
             return self._ref(x)
         if rule is NUMBER and numbers:
-            return self._leaf(x)
+            self.leaves.append(x)
+            return _table.LEAF
         return self._static(x, rule, variable)
 
-    def _check_holds_arrays(self, index: int, variable: str) -> None:
+    def _where(self, start: int, name: Callable[[int], str]) -> str:
+        """Return how the place that is being encoded is written."""
+        (_, top), *around = unfinished(self.tokens[start:])
+        text = name(top - 1 if around else top)
+        for i, (spec, done) in enumerate(around, 1):
+            assert spec is not None
+            position = done if i == len(around) else done - 1
+            text = spec.kind.show_below(text, spec.keys[position])
+        return text.lstrip(".")
+
+    def _forget(self, tokens: int, objects: int, leaves: int) -> None:
+        """Go back to what there was before an error."""
+        for index, x in enumerate(self.objects[objects:], self.base + objects):
+            self.ids.pop(id(x), None)
+            self.held.pop(index, None)
+        del self.tokens[tokens:], self.objects[objects:], self.leaves[leaves:]
+        self._refs = {key: leaf for key, leaf in self._refs.items() if leaf < leaves}
+
+    def _check_holds_arrays(self, x: Any, variable: str) -> None:
         """Raise if a container that is part of the value of a Variable holds an object."""
-        pending, seen = [index], set[int]()
+        pending, seen = [x], set[int]()
         while pending:
-            i = pending.pop() - self.base
-            row = self.rows[i] if i >= 0 else None  # else: checked where it was split
-            if row is not None and i not in seen:
-                seen.add(i)
-                kind, cls, _, _, edges = row
-                self._check_no_object(kind, cls, variable)
-                pending += [e for e in edges if type(e) is int and e >= 0]
+            x = pending.pop()
+            rule = _classify.rule_of(x)
+            if isinstance(rule, Kind) and id(x) not in seen:
+                self._check_no_object(rule, type(x), variable)
+                if self.ids.get(id(x), self.base) >= self.base:  # else: checked where it was split
+                    seen.add(id(x))
+                    pending += rule.open(x)[2]
 
     def _check_no_object(self, kind: Kind, cls: Any, variable: str) -> None:
         if kind.is_object:
@@ -229,32 +298,19 @@ class Walk:
                 "arrays and containers of arrays: hold the object as an attribute"
             )
 
-    def _variable(self, x: Any, cls: Any) -> int:
-        """Encode a Variable that holds one array: the common case, closed at once."""
-        extra, keys, (value,) = contents = VARIABLE.open(x)
-        leaves, rows = self.leaves, self.rows
-        if type(value) is np.ndarray:
-            _check_dtype(value)
-        self.ids[id(x)] = index = self.base + len(rows)
-        self.objects.append(x)
-        self.contents.append(contents)
-        rows.append((VARIABLE, cls, extra, keys, (~len(leaves),)))
-        leaves.append(value)
-        return index
-
-    def _leaf(self, x: Any) -> int:
+    def _ref(self, x: Any) -> Any:
+        """Return the token for a mutable array, which is passed once."""
         leaves = self.leaves
-        if type(x) is np.ndarray:
-            _check_dtype(x)
-        leaves.append(x)
-        return ~(len(leaves) - 1)
-
-    def _ref(self, x: Any) -> int:
-        """Return the leaf of a mutable array, which is passed once."""
-        known = self._refs.setdefault(id(x), len(self.leaves))
-        if known == len(self.leaves):
-            self.leaves.append(x)
-        return ~known
+        known = self._refs.setdefault(id(x), len(leaves))
+        if known == len(leaves):
+            leaves.append(x)
+            return _table.LEAF
+        if known < self._first_leaf:
+            raise NodeTypeError(
+                "this jax.Ref was split before in this context, and would be passed twice: split "
+                "what holds it at once"
+            )
+        return ~(known - self._first_leaf)
 
     def _static(self, x: Any, rule: Any, variable: str | None) -> Edge:
         if self._located is not None and type(x) not in _static.EXACT_BY_TYPE:
@@ -281,14 +337,26 @@ class Walk:
         encoded = tuple([_static.encode(value) for value in values])
         return (_static.OPAQUE, type(x), Opaque(x), keys, encoded)
 
-    def _path(self, text: str) -> str:
-        """Return how the place that is being encoded is written, after what it starts with."""
-        frames = [*map(_Frame._make, self._stack)]
-        done = [len(frame.edges) - 1 for frame in frames[:-1]] + [len(frames[-1].edges)]
-        for frame, position in zip(frames, done, strict=True):
-            if frame.cls is not None:
-                text = frame.kind.show_below(text, frame.keys[position])
-        return text.lstrip(".")
+
+def contents_of(
+    entries: Iterable[Entry], held: Mapping[int, Sequence[Any]], leaves: Sequence[Any]
+) -> list[Contents]:
+    """Return extra, keys and values of each object that was walked.
+
+    Arguments:
+        entries: of these objects.
+        held: the values, by index; of an object that is missing, the value is a leaf.
+        leaves: the leaves.
+    """
+    found: list[Contents] = []
+    for index, (_, _, extra, keys, edges) in enumerate(entries):
+        values = held.get(index)
+        if values is None:
+            (edge,) = edges
+            assert type(edge) is int
+            values = (leaves[~edge],)
+        found.append((extra, keys, values))
+    return found
 
 
 def _check_dtype(x: Any) -> None:

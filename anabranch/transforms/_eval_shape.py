@@ -53,11 +53,9 @@ def finish_on_copies(flat: Flat, report: Report, groups: Sequence[Sequence[Any]]
     """Step 4 on copies of the caller's objects that hold shapes and dtypes."""
     shapes = [_shape_of(leaf) for leaf in flat.leaves]
     copy = build(flat.graphdef.entries, shapes.__getitem__)
-    contents = [
-        (entry.extra, entry.keys, values)
-        for entry, values in zip(flat.graphdef.entries, copy.contents, strict=True)
-    ]
-    return finish(Flat(flat.graphdef, shapes, copy.objects, contents), report, groups)
+    return finish(
+        Flat(flat.graphdef, shapes, copy.objects, dict(enumerate(copy.contents))), report, groups
+    )
 
 
 def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
