@@ -12,6 +12,7 @@ import contextlib
 import functools
 import re
 import threading
+import types
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -286,7 +287,8 @@ def with_captured(call: Any) -> Any:
 def _plain(function: Any) -> Any:
     """Return the function in whose name something is remembered."""
     function = plain_function(function)
-    rule = _classify.rule_of(function)
-    if isinstance(rule, _kinds.Kind) and rule.is_object:
-        function = type(function)
+    if not isinstance(function, types.FunctionType):
+        rule = _classify.rule_of(function)
+        if isinstance(rule, _kinds.Kind):  # it may have no hash, or one of its contents
+            function = type(function)
     return function if type(function).__weakrefoffset__ else None

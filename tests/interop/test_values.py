@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from typing import Any
 
 import jax
@@ -43,6 +44,14 @@ class TestEquinox:
         np.testing.assert_allclose(f(mlp, x), mlp(x), rtol=1e-6)
         np.testing.assert_allclose(f(mlp, x), mlp(x), rtol=1e-6)
         assert len(traces) == 1
+        np.testing.assert_allclose(ab.jit(mlp)(x), mlp(x), rtol=1e-6)
+
+    def test_it_is_called_when_something_was_found_in_another_function(self, eqx):
+        hidden = types.SimpleNamespace(v=ab.Variable(1.0))
+        found = ab.jit(lambda: hidden.v + 1)
+        assert float(found()) == 2
+        mlp = eqx.nn.MLP(2, 1, 4, 2, key=jax.random.key(0))
+        x = jnp.ones(2)
         np.testing.assert_allclose(ab.jit(mlp)(x), mlp(x), rtol=1e-6)
 
     def test_numbers_and_flags_in_it_are_static(self, eqx):
