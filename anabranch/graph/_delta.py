@@ -28,6 +28,7 @@ from anabranch.graph._function import FUNCTION, lasting
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._static import EXACT_BY_TYPE
 from anabranch.graph._tokens import STRUCTURE
+from anabranch.graph._variable import NO_METADATA
 from anabranch.graph._walk import Contents, Walk
 
 
@@ -136,10 +137,11 @@ def _lasting(entry: Entry, shared: dict[int, Any]) -> Entry:
 
 def _statics(built: Built) -> dict[int, tuple[int, int]]:
     """Return the place of every static value whose identity may matter, by its id."""
-    found: dict[int, tuple[int, int]] = {}
-    for index, values in enumerate(built.contents):
-        for position, value in enumerate(values):
-            if type(value) not in EXACT_BY_TYPE:
+    recipe, found = built.recipe, dict[int, tuple[int, int]]()
+    some = [(i, entry.edges) for i, entry, plain in recipe.fillings if not plain]
+    for index, edges in sorted(some + [(i, entry.edges) for i, entry in recipe.values]):
+        for position, (edge, value) in enumerate(zip(edges, built.held[index], strict=True)):
+            if type(edge) is tuple and type(value) not in EXACT_BY_TYPE:
                 rule = _classify.rule_of(value)
                 if rule is STATIC or rule is UNKNOWN or rule is OPAQUE:
                     found.setdefault(id(value), (index, position))
@@ -163,28 +165,42 @@ def _variables_around(graphdef: GraphDef) -> dict[int, str]:
 def _changes(graphdef: GraphDef, built: Built) -> list[tuple[int, Contents]]:
     """Return the index and the contents of the twins that were changed."""
     found: list[tuple[int, Contents]] = []
-    for index, (kind, cls, extra, keys, _) in enumerate(graphdef.entries):
+    entries, held = graphdef.entries, built.held
+    for index in sorted([*held, *_doubtful(built)]):
+        kind, cls, extra, keys, edges = entries[index]
+        obj = built.objects[index]
+        values = held.get(index)
+        if values is None:
+            values = (built.resolve(edges[0]),)
         if kind.identity:
-            twin = built.objects[index]
-            same_class = type(twin) is cls
-            if not (same_class and kind.holds(twin, extra, keys, built.contents[index])):
-                if not same_class and _classify.rule_of(twin) is not kind:
+            same_class = type(obj) is cls
+            if not (same_class and kind.holds(obj, extra, keys, values)):
+                if not same_class and _classify.rule_of(obj) is not kind:
                     raise NodeTypeError(
-                        f"{namer(graphdef)(index)}: its class was set to {type(twin).__name__}, "
+                        f"{namer(graphdef)(index)}: its class was set to {type(obj).__name__}, "
                         f"whose objects are no nodes like those of {cls.__name__}: decorate the "
                         "class with `@graph.node`"
                     )
-                found.append((index, kind.open(twin)))
-        elif kind in _MUTABLE_VALUES:
-            value = built.objects[index]
-            if not kind.holds(value, kind.open(value)[0], keys, built.contents[index]):
-                raise ValueWriteError(
-                    f"{namer(graphdef)(index)}: this {cls.__name__} is an immutable value, but "
-                    "it was changed in place, which cannot be brought back to the caller's "
-                    "object: make a new one and assign it, or decorate the class with "
-                    "`@graph.node` if its objects have identity"
-                )
+                found.append((index, kind.open(obj)))
+        elif kind in _MUTABLE_VALUES and not kind.holds(obj, kind.open(obj)[0], keys, values):
+            raise ValueWriteError(
+                f"{namer(graphdef)(index)}: this {cls.__name__} is an immutable value, but "
+                "it was changed in place, which cannot be brought back to the caller's "
+                "object: make a new one and assign it, or decorate the class with "
+                "`@graph.node` if its objects have identity"
+            )
     return found
+
+
+def _doubtful(built: Built) -> list[int]:
+    """Return the Variables with one leaf of which it is not plain that they are as they were."""
+    recipe = built.recipe
+    cells = zip(recipe.cells.at, recipe.cells.classes, built.cells, built.arrays, strict=True)
+    return [i for i, _, _ in recipe.variables] + [
+        i
+        for i, cls, cell, array in cells
+        if type(cell) is not cls or cell._value is not array or cell._metadata is not NO_METADATA
+    ]
 
 
 def check_made_here(objects: Sequence[Any]) -> None:

@@ -16,7 +16,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.graph import _classify, _kinds
@@ -164,7 +164,6 @@ class _FunctionKind(Kind):
 
     __slots__ = ()
     numbers = False
-    shares = True
 
     def open(self, obj: Any) -> Opened:
         origin = _TWINS.get(obj)
@@ -175,8 +174,9 @@ class _FunctionKind(Kind):
     def create(self, cls: Any, extra: Any) -> Any:
         return _copy(extra, {})
 
-    def create_among(self, cls: Any, extra: Any, shared: dict[int, Any]) -> Any:
-        return _copy(extra, shared)
+    def create_all(self, classes: Sequence[Any], extras: Sequence[Any]) -> Iterable[Any]:
+        shared: dict[int, Any] = {}
+        return [_copy(origin, shared) for origin in extras]
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         for capture, value in zip(keys, values, strict=True):

@@ -104,12 +104,22 @@ class GraphDef:
     (True, 1)
     """
 
-    __slots__ = ("__weakref__", "_entries", "_hash", "_key", "_leaves", "num_leaves", "origin")
+    __slots__ = (
+        "__weakref__",
+        "_entries",
+        "_hash",
+        "_key",
+        "_leaves",
+        "num_leaves",
+        "origin",
+        "recipe",
+    )
 
     num_leaves: int
     origin: tuple[Any, ...] | None
     """What a manual context needs: its tag, and the outer index of each known entry."""
 
+    recipe: Any  # how its objects are made: see `_build`
     _key: tuple[Any, ...]  # tokens and origin; or what else is compared
     _entries: tuple[tuple[Entry, ...], Edge] | None  # the table and the root, if once read
     _hash: int | None
@@ -141,7 +151,7 @@ class GraphDef:
             return known
         self = object.__new__(cls)
         self._key, self.num_leaves, self.origin = key, num_leaves, origin
-        self._entries = self._hash = self._leaves = None
+        self._entries = self._hash = self._leaves = self.recipe = None
         return _INTERNED.setdefault(key, self)
 
     def __hash__(self) -> int:

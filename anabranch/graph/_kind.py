@@ -42,7 +42,6 @@ class Kind:
     is_variable = False  # one value under one key, metadata as extra; paths do not show it
     is_object = False  # a Variable, or something with attributes: no container, no value
     numbers: bool | None = None  # are numbers inside arrays? None: as in the place around it
-    shares = False  # what is made for one node may belong to another one, too: `create_among`
     is_root = False  # an object that can keep what plans know of it
     bookkeeping: frozenset[str] = frozenset()  # attributes that say nothing about the structure
     cell: Cell | None = None  # how Variables are read and written in bulk
@@ -65,15 +64,9 @@ class Kind:
         """Return an empty node."""
         raise NotImplementedError
 
-    def create_among(self, cls: Any, extra: Any, shared: dict[int, Any]) -> Any:
-        """Return an empty node.
-
-        Arguments:
-            cls: of the node.
-            extra: of the node.
-            shared: what was made for the nodes that are made together, by the id of the original.
-        """
-        raise NotImplementedError
+    def create_all(self, classes: Sequence[Any], extras: Sequence[Any]) -> Iterable[Any]:
+        """Return as many empty nodes, which belong together."""
+        return map(self.create, classes, extras)
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Give a node exactly these contents, whatever it held before."""

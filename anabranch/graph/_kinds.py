@@ -16,7 +16,7 @@ import operator
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from anabranch.errors import NodeTypeError
@@ -196,10 +196,10 @@ class _ModuleKind(_AttributeKind):
             return _PLANS.__get__(obj)
 
     def create(self, cls: Any, extra: Any) -> Any:
-        module = object.__new__(cls)
-        _set(module, "_ab_token", current_token())
-        _set(module, "_ab_watchers", None)
-        return module
+        return _module.empty_modules((cls,))[0]
+
+    def create_all(self, classes: Sequence[Any], extras: Sequence[Any]) -> Iterable[Any]:
+        return _module.empty_modules(classes)
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
         super().fill(obj, extra, keys, values)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -23,6 +25,7 @@ from anabranch.graph._watchers import Watchers, tell
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
 _get: Callable[[Any, str], Any] = object.__getattribute__
+_new: Callable[[type], Any] = object.__new__
 _ABSENT = object()
 IS_HEAP_TYPE = 1 << 9
 
@@ -32,7 +35,9 @@ class _Identity:
 
 
 _token_of: Callable[[Any], Any] = vars(_Identity)["_ab_token"].__get__
+_set_token: Callable[[Any, Any], None] = vars(_Identity)["_ab_token"].__set__
 _watchers_of: Callable[[Any], Watchers | None] = vars(_Identity)["_ab_watchers"].__get__
+_set_watchers: Callable[[Any, Any], None] = vars(_Identity)["_ab_watchers"].__set__
 
 
 class _WithDict(_Identity):
@@ -165,6 +170,14 @@ _NO_ARRAYS = frozenset({int, float, bool, str, type(None), list, dict, tuple, ob
 def _is_array(x: Any) -> bool:
     # to ask JAX takes half a microsecond
     return type(x) not in _NO_ARRAYS and isinstance(x, _ARRAYS)
+
+
+def empty_modules(classes: Sequence[type[Module]]) -> list[Module]:
+    """Make Modules of the current trace that hold nothing."""
+    modules = [*map(_new, classes)]
+    deque(map(_set_token, modules, itertools.repeat(current_token())), maxlen=0)
+    deque(map(_set_watchers, modules, itertools.repeat(None)), maxlen=0)
+    return modules
 
 
 def tell_of_write(module: Module) -> None:

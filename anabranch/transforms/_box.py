@@ -141,7 +141,7 @@ def run_inside(
         call: from the twin of the `Call` to its result, for calls of several functions.
         prepare: does something to the twins, given by index, before the call.
     """
-    built = build(graphdef.entries, leaves.__getitem__)
+    built = build(graphdef, leaves.__getitem__)
     nodes = [i for i, entry in enumerate(graphdef.entries) if entry.kind.identity]
     twins = [built.objects[i] for i in nodes]
     attempt = attempt_for(graphdef)

@@ -52,10 +52,8 @@ def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 def finish_on_copies(flat: Flat, report: Report, groups: Sequence[Sequence[Any]]) -> Any:
     """Step 4 on copies of the caller's objects that hold shapes and dtypes."""
     shapes = [_shape_of(leaf) for leaf in flat.leaves]
-    copy = build(flat.graphdef.entries, shapes.__getitem__)
-    return finish(
-        Flat(flat.graphdef, shapes, copy.objects, dict(enumerate(copy.contents))), report, groups
-    )
+    copy = build(flat.graphdef, shapes.__getitem__)
+    return finish(Flat(flat.graphdef, shapes, copy.objects, copy.held), report, groups)
 
 
 def _shape_of(leaf: Any) -> jax.ShapeDtypeStruct:
