@@ -11,8 +11,9 @@ somebody asks for its entries.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -110,6 +111,7 @@ class GraphDef:
         "_hash",
         "_key",
         "_leaves",
+        "_variables",
         "num_leaves",
         "origin",
         "recipe",
@@ -124,6 +126,7 @@ class GraphDef:
     _entries: tuple[tuple[Entry, ...], Edge] | None  # the table and the root, if once read
     _hash: int | None
     _leaves: _Leaves | None
+    _variables: Any
 
     def __new__(
         cls,
@@ -151,7 +154,7 @@ class GraphDef:
             return known
         self = object.__new__(cls)
         self._key, self.num_leaves, self.origin = key, num_leaves, origin
-        self._entries = self._hash = self._leaves = self.recipe = None
+        self._entries = self._hash = self._leaves = self._variables = self.recipe = None
         return _INTERNED.setdefault(key, self)
 
     def __hash__(self) -> int:
@@ -218,6 +221,22 @@ class GraphDef:
         return self._find_leaves().holders
 
     @property
+    def variables(self) -> list[tuple[int, Any]]:
+        """Where each leaf is held: the index of the Variable, and what is equal for like Variables.
+
+        Of plain arrays -1 and None.
+        """
+        if self._variables is None:
+            tokens = self._key[0]
+            # what two Variables hold belongs to the first on the way of the paths
+            if tokens is None or any([type(x) is int and x < 0 for x in tokens]):  # noqa: C419
+                around = [(i, self.entry(i) if i >= 0 else None) for i in self.owners]
+                self._variables = [(i, e and (e.kind, e.cls, e.extra)) for i, e in around]
+            else:
+                self._variables = _table.owners(tokens, self.base)
+        return self._variables
+
+    @property
     def leaf_at(self) -> dict[Path, int]:
         """The number of the leaf at a path; the first path of each, of several aliases."""
         return self._find_leaves().by_path
@@ -233,22 +252,12 @@ class GraphDef:
 
     def _find_leaves(self) -> _Leaves:
         if self._leaves is None:
-            infos: list[Any] = [None] * self.num_leaves
-            owners = [-1] * self.num_leaves
-            holders = [(-1, 0)] * self.num_leaves
-            for visit in self.visit():
-                edge = visit.edge
-                if type(edge) is int and edge < 0 and infos[~edge] is None:
-                    kind, metadata = jax.Array, ()
-                    if visit.variable >= 0:
-                        entry = self.entry(visit.variable)
-                        kind, metadata = entry.cls, entry.extra or ()
-                    infos[~edge] = LeafInfo(visit.path, kind, metadata)
-                    owners[~edge] = visit.variable
-                    holders[~edge] = (visit.parent, visit.position)
+            found = _Finder(self)
+            found.run()
+            infos = tuple(found.infos)
             # a leaf without a path is no part of the graph that starts at the root
             by_path = {info.path: i for i, info in enumerate(infos) if info is not None}
-            self._leaves = _Leaves(tuple(infos), tuple(owners), tuple(holders), by_path)
+            self._leaves = _Leaves(infos, tuple(found.owners), tuple(found.holders), by_path)
         return self._leaves
 
     def visit(self) -> Iterator[Visit]:
@@ -300,6 +309,64 @@ class GraphDef:
         for position in kind.visiting_order(keys):
             path = link_to(link, kind.path_key(keys[position]))
             yield Visit(path, index, position, edges[position], True, variable)
+
+
+class _Finder:
+    """Find the first path of every leaf, in the order of `GraphDef.visit`."""
+
+    def __init__(self, graphdef: GraphDef) -> None:
+        self._graphdef = graphdef
+        self._keys: list[Hashable] = []  # the path: taken down and up again, as it may be long
+        self.infos: list[Any] = [None] * graphdef.num_leaves
+        self.owners = [-1] * graphdef.num_leaves
+        self.holders = [(-1, 0)] * graphdef.num_leaves
+
+    def run(self) -> None:
+        """Follow all edges."""
+        keys, base, entries = self._keys, self._graphdef.base, self._graphdef.entries
+        seen: set[int] = set()
+        # of each entry on the way: its index, its kind if its keys are part of paths, keys, edges,
+        # the positions that are left, the Variable around
+        stack: list[Any] = [(-1, None, (), (self._graphdef.root,), iter((0,)), -1)]
+        while stack:
+            index, kind, names, edges, rest, variable = stack[-1]
+            for position in rest:
+                edge = edges[position]
+                if type(edge) is not int or edge in seen or 0 <= edge < base:
+                    continue
+                if kind is not None:
+                    keys.append(kind.path_key(names[position]))
+                if edge < 0:
+                    self._note(~edge, index, position, variable)
+                else:
+                    seen.add(edge)
+                    inner, _, _, below, ahead = entries[edge - base]
+                    if not inner.is_variable:
+                        left = iter(inner.visiting_order(below))
+                        stack.append((edge, inner, below, ahead, left, variable))
+                        break
+                    if type(ahead[0]) is not int or ahead[0] >= 0:
+                        stack.append((edge, None, below, ahead, iter((0,)), edge))
+                        break
+                    self._note(~ahead[0], edge, 0, edge)
+                if kind is not None:
+                    keys.pop()
+            else:
+                stack.pop()
+                if stack and stack[-1][1] is not None:
+                    keys.pop()
+
+    def _note(self, leaf: int, index: int, position: int, variable: int) -> None:
+        if self.infos[leaf] is None:
+            kind, metadata = jax.Array, ()
+            if variable >= 0:
+                _, kind, metadata, _, _ = self._graphdef.entry(variable)
+            self.infos[leaf] = _info((tuple(self._keys), kind, metadata or ()))
+            self.owners[leaf] = variable
+            self.holders[leaf] = (index, position)
+
+
+_info: Callable[[tuple[Any, ...]], LeafInfo] = functools.partial(tuple.__new__, LeafInfo)
 
 
 def _base(origin: tuple[Any, ...] | None) -> int:

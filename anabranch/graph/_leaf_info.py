@@ -92,31 +92,42 @@ class LeafInfos(tuple[LeafInfo, ...]):
 
 
 class DeferredInfos:
-    """The infos of all leaves of a graphdef, found when somebody asks for them.
+    """The infos of leaves of a graphdef, found when somebody asks for them.
 
     The paths of a chain of n nodes have n * n / 2 keys in all, and a State that is merged again, or
     mapped over, needs none of them.
+
+    Arguments:
+        source: the graphdef.
+        numbers: of the leaves; None: all of them.
     """
 
-    __slots__ = ("_source",)
+    __slots__ = ("_found", "_source", "numbers")
 
-    def __init__(self, source: _HasInfos) -> None:
-        self._source = source
+    def __init__(self, source: _HasInfos, numbers: tuple[int, ...] | None = None) -> None:
+        self._source, self.numbers = source, numbers
+        self._found: tuple[LeafInfo, ...] | None = None
 
     def found(self) -> tuple[LeafInfo, ...]:
         """Return the infos."""
-        return self._source.infos
+        if self._found is None:
+            infos, numbers = self._source.infos, self.numbers
+            self._found = infos if numbers is None else tuple([infos[i] for i in numbers])
+        return self._found
 
-    def belongs_to(self, source: object) -> bool:
-        """Tell whether these are the infos of an object, in its order."""
-        return self._source is source
+    def numbers_in(self, source: object) -> Sequence[int] | None:
+        """Return the numbers of the leaves in a graphdef, None if they are those of another one."""
+        if self._source is not source:
+            return None
+        return range(self._source.num_leaves) if self.numbers is None else self.numbers
 
     def __len__(self) -> int:
-        return self._source.num_leaves
+        return self._source.num_leaves if self.numbers is None else len(self.numbers)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DeferredInfos):
-            return self._source is other._source or self.found() == other.found()
+            same = self._source is other._source and self.numbers == other.numbers
+            return same or self.found() == other.found()
         return self.found() == other if isinstance(other, tuple) else NotImplemented
 
     def __hash__(self) -> int:

@@ -74,8 +74,9 @@ def clone(node: T) -> T:
 
 def leaves_of(graphdef: GraphDef, states: tuple[Any, ...]) -> tuple[Any, ...]:
     """Put the leaves of states in the order of a graphdef."""
-    if len(states) == 1 and isinstance(states[0], State) and states[0].is_of(graphdef):
-        return states[0].leaves
+    known = _by_number(graphdef, states)
+    if known is not None:
+        return known
     infos = graphdef.infos
     given: dict[Any, Any] = {}
     twice: list[str] = []
@@ -94,3 +95,22 @@ def leaves_of(graphdef: GraphDef, states: tuple[Any, ...]) -> tuple[Any, ...]:
             bounded(f"the states do not fit the graphdef:\n{first_few(twice + missing)}")
         )
     return tuple([given[path] for path in paths])
+
+
+def _by_number(graphdef: GraphDef, states: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Do the same without paths, if all of the states are of this very graphdef."""
+    found: list[Any] = [_MISSING] * graphdef.num_leaves
+    for state in states:
+        numbers = state.numbers_in(graphdef) if isinstance(state, State) else None
+        if numbers is None:
+            return None
+        if isinstance(numbers, range) and len(states) == 1:
+            return state.leaves
+        for number, leaf in zip(numbers, state.leaves, strict=True):
+            if found[number] is not _MISSING:
+                return None
+            found[number] = leaf
+    return None if any([x is _MISSING for x in found]) else tuple(found)  # noqa: C419
+
+
+_MISSING = object()

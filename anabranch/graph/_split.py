@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import jax
@@ -12,10 +12,16 @@ from anabranch import _jax
 from anabranch._boundary import boundary
 from anabranch.errors import FilterError, UpdateError, bounded, first_few
 from anabranch.graph._classify import is_object
-from anabranch.graph._filters import Filter, first_match, to_predicates
+from anabranch.graph._filters import (
+    Filter,
+    Predicate,
+    depends_on_path,
+    first_match,
+    to_predicates,
+)
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._leaf_info import DeferredInfos, LeafInfo, LeafInfos, path_text
+from anabranch.graph._leaf_info import DeferredInfos, path_text
 from anabranch.graph._state import State
 
 
@@ -95,27 +101,43 @@ def states(flat: Flat, filters: tuple[Filter, ...], *, exhaustive: bool) -> tupl
     leaves = snapshots(flat.leaves)
     if filters == (...,):
         return (State(DeferredInfos(flat.graphdef), leaves),)
-    infos = flat.graphdef.infos
     predicates = to_predicates(filters)
     groups: list[list[int]] = [[] for _ in filters]
-    unmatched: list[LeafInfo] = []
-    for i, info in enumerate(infos):
-        match = first_match(predicates, info.path, flat.owner(i))
-        if match is None:
-            unmatched.append(info)
-        else:
-            groups[match].append(i)
+    unmatched: list[int] = []
+    groups.append(unmatched)
+    for i, match in enumerate(_matches(flat, predicates)):
+        groups[match].append(i)
     if exhaustive and unmatched:
-        rows = [f"{path_text(info.path)} of kind {info.kind_text}" for info in unmatched]
+        infos = flat.graphdef.infos
+        rows = [f"{path_text(infos[i].path)} of kind {infos[i].kind_text}" for i in unmatched]
         raise FilterError(
             bounded(
                 f"no filter matches these leaves:\n{first_few(rows)}\n"
                 "add `...` as the last filter to take the rest"
             )
         )
-    return tuple(
-        [State(LeafInfos([infos[i] for i in g]), tuple([leaves[i] for i in g])) for g in groups]
-    )
+    return tuple([_part(flat.graphdef, tuple(g), leaves) for g in groups[:-1]])
+
+
+def _part(graphdef: GraphDef, numbers: tuple[int, ...], leaves: tuple[Any, ...]) -> State:
+    return State(DeferredInfos(graphdef, numbers), tuple([leaves[i] for i in numbers]))
+
+
+def _matches(flat: Flat, predicates: tuple[Predicate, ...]) -> Iterator[int]:
+    """Yield for each leaf which predicate matches first, -1 if none does."""
+    if any(map(depends_on_path, predicates)):
+        for i, info in enumerate(flat.graphdef.infos):
+            match = first_match(predicates, info.path, flat.owner(i))
+            yield -1 if match is None else match
+        return
+    known: dict[Any, int] = {}  # what is alike is asked once
+    for leaf, (variable, alike) in zip(flat.leaves, flat.graphdef.variables, strict=True):
+        key = type(leaf) if alike is None else alike
+        match = known.get(key)
+        if match is None:
+            found = first_match(predicates, (), leaf if alike is None else flat.objects[variable])
+            match = known[key] = -1 if found is None else found
+        yield match
 
 
 _CONCRETE: set[type] = set()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import typing
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import jax
 
@@ -291,15 +291,19 @@ class State(NestedReading):
 
     # What Python asks of a value
 
-    def is_of(self, source: object) -> bool:
-        """Tell, without finding the paths, whether these are all leaves of a graphdef, in order.
+    def numbers_in(self, graphdef: object) -> Sequence[int] | None:
+        """Return the numbers that the leaves have in a graphdef, without finding their paths.
+
+        Returns:
+          The numbers, in order; None if these are not known to be leaves of the graphdef.
 
         >>> import anabranch as ab
-        >>> graphdef, state = ab.split(ab.Param(1.0))
-        >>> state.is_of(graphdef)
-        True
+        >>> graphdef, _, rest = ab.split([ab.Param(1.0), ab.BatchStat(0.0)], ab.Param, ...)
+        >>> rest.numbers_in(graphdef)
+        (1,)
         """
-        return isinstance(self._source, DeferredInfos) and self._source.belongs_to(source)
+        source = self._source
+        return source.numbers_in(graphdef) if isinstance(source, DeferredInfos) else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, State):

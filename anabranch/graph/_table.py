@@ -15,8 +15,9 @@ sequences are hashed and compared in C, mostly by identity.
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from anabranch.graph._kind import Kind
@@ -32,6 +33,10 @@ class Entry(NamedTuple):
     extra: Any  # static content that has no edges: metadata, a maxlen, a treedef
     keys: Any  # a tuple of names or keys, or a range
     edges: tuple[Edge, ...]
+
+
+_entry: Callable[[tuple[Any, ...]], Entry] = functools.partial(tuple.__new__, Entry)
+"""Make an entry, in C."""
 
 
 class Spec:
@@ -58,7 +63,7 @@ def spec_of(kind: Kind, cls: Any, extra: Any, keys: Any) -> Spec:
     return _SPECS.setdefault(key, Spec(kind, cls, extra, keys)) if known is None else known
 
 
-def read(tokens: Iterable[Any], base: int = 0) -> tuple[list[Entry], list[Edge]]:
+def read(tokens: Sequence[Any], base: int = 0) -> tuple[list[Entry], list[Edge]]:
     """Return the entries that tokens stand for, and the edges that leave none of them.
 
     Arguments:
@@ -67,28 +72,64 @@ def read(tokens: Iterable[Any], base: int = 0) -> tuple[list[Entry], list[Edge]]
     """
     entries: list[Any] = []
     edges: list[Edge] = []
-    top, leaf, spec, at, missing = edges, -1, None, 0, -1
+    top, leaf, spec, at, missing, known = edges, -1, None, 0, -1, False
     around: list[Any] = []  # what surrounds the entry whose edges are read
-    for token in tokens:
+    for token, following in zip(tokens, [*tokens[1:], None], strict=False):
+        if known:  # with its entry
+            known = False
+            continue
         missing -= 1
         if token is LEAF:
             edges.append(leaf)
             leaf -= 1
         elif type(token) is Spec:
             edges.append(base + len(entries))
-            around.append((spec, at, edges, missing))
-            spec, at, edges, missing = token, len(entries), [], len(token.keys)
-            entries.append(None)
+            kind, cls, extra, keys = token.kind, token.cls, token.extra, token.keys
+            if following is LEAF and len(keys) == 1:  # most entries are such Variables
+                entries.append(_entry((kind, cls, extra, keys, (leaf,))))
+                leaf -= 1
+                known = True
+            else:
+                around.append((spec, at, edges, missing))
+                spec, at, edges, missing = token, len(entries), [], len(keys)
+                entries.append(None)
         else:
             edges.append(token)
         while missing == 0:
             assert spec is not None
-            entries[at] = Entry(spec.kind, spec.cls, spec.extra, spec.keys, tuple(edges))
+            entries[at] = _entry((spec.kind, spec.cls, spec.extra, spec.keys, tuple(edges)))
             spec, at, edges, missing = around.pop()
     while spec is not None:
-        entries[at] = Entry(spec.kind, spec.cls, spec.extra, spec.keys, tuple(edges))
+        entries[at] = _entry((spec.kind, spec.cls, spec.extra, spec.keys, tuple(edges)))
         spec, at, edges, missing = around.pop()
     return entries, top
+
+
+def owners(tokens: Iterable[Any], base: int) -> list[tuple[int, Spec | None]]:
+    """Return the Variable around each leaf: its index and its spec, -1 and None if there is none.
+
+    Arguments:
+        tokens: a whole table.
+        base: the index of its first entry.
+    """
+    found: list[tuple[int, Spec | None]] = []
+    index, missing = base - 1, 0
+    nobody: tuple[int, Spec | None] = (-1, None)
+    owner = nobody
+    for token in tokens:
+        if token is LEAF:
+            found.append(owner)
+        elif type(token) is Spec:
+            index += 1
+            if missing:
+                missing += len(token.keys)
+            elif token.kind.is_variable:
+                owner, missing = (index, token), len(token.keys) + 1
+        if missing:
+            missing -= 1
+            if missing == 0:
+                owner = nobody
+    return found
 
 
 def write(entries: Sequence[Entry], root: Edge, num_leaves: int, base: int) -> Any:

@@ -144,9 +144,10 @@ class Walk:
         try:
             self._encode(values, numbers, variable)
         except BaseException as error:
-            where = self._where(tokens, name)
+            expected = isinstance(error, (NodeTypeError, StaticValueError))
+            where = self._where(tokens, name) if expected else ""
             self._forget(tokens, objects, leaves)
-            if not isinstance(error, (NodeTypeError, StaticValueError)):
+            if not expected:
                 raise
             raise type(error)(bounded(f"{where}: {error}" if where else str(error))) from None
 
@@ -273,9 +274,9 @@ class Walk:
 
     def _forget(self, tokens: int, objects: int, leaves: int) -> None:
         """Go back to what there was before an error."""
-        for index, x in enumerate(self.objects[objects:], self.base + objects):
-            self.ids.pop(id(x), None)
-            self.held.pop(index, None)
+        index = self.base + objects
+        self.ids = {key: i for key, i in self.ids.items() if i < index}
+        self.held = {i: values for i, values in self.held.items() if i < index}
         del self.tokens[tokens:], self.objects[objects:], self.leaves[leaves:]
         self._refs = {key: leaf for key, leaf in self._refs.items() if leaf < leaves}
 
