@@ -40,14 +40,21 @@ class Recipe(NamedTuple):
     nodes: dict[Any, tuple[list[int], list[type], list[Any]]]  # places, classes, extra by kind
     values: list[tuple[int, Entry]]  # last one first
     fillings: list[tuple[int, Entry, bool]]  # of nodes; the flag: all edges lead to entries
+    statics: list[tuple[int, Entry]]  # entries that have static values
+    identities: list[int]  # the places of all nodes
+    classes: set[type]  # of Variables and of what has attributes
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Recipe:
         """Return the recipe for a table."""
-        recipe = cls(Cells([], [], []), [], {}, [], [])
+        recipe = cls(Cells([], [], []), [], {}, [], [], [], [], set())
         at, classes, leaves = recipe.cells
         for i, entry in enumerate(entries):
             kind, of, extra, _, edges = entry
+            if kind.identity:
+                recipe.identities.append(i)
+                if kind.is_object:
+                    recipe.classes.add(of)
             if kind.is_variable and type(edge := edges[0]) is int and edge < 0:
                 if kind is _kinds.VARIABLE and extra is None:
                     at.append(i)
@@ -62,8 +69,11 @@ class Recipe(NamedTuple):
                 nodes[2].append(extra)
                 plain = all([type(edge) is int and edge >= 0 for edge in edges])  # noqa: C419
                 recipe.fillings.append((i, entry, plain))
+                if not plain:
+                    recipe.statics.append((i, entry))
             else:
                 recipe.values.append((i, entry))
+                recipe.statics.append((i, entry))
         recipe.values.reverse()
         return recipe
 

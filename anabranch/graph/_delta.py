@@ -22,10 +22,11 @@ from anabranch.errors import (
 )
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._build import Built, build
-from anabranch.graph._classify import NUMBER, OPAQUE, STATIC, UNKNOWN
+from anabranch.graph._classify import NUMBER
 from anabranch.graph._flatten import COMMITS, Flat, namer
 from anabranch.graph._function import FUNCTION, lasting
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
+from anabranch.graph._kind import Kind
 from anabranch.graph._static import EXACT_BY_TYPE
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.graph._variable import NO_METADATA
@@ -137,13 +138,12 @@ def _lasting(entry: Entry, shared: dict[int, Any]) -> Entry:
 
 def _statics(built: Built) -> dict[int, tuple[int, int]]:
     """Return the place of every static value whose identity may matter, by its id."""
-    recipe, found = built.recipe, dict[int, tuple[int, int]]()
-    some = [(i, entry.edges) for i, entry, plain in recipe.fillings if not plain]
-    for index, edges in sorted(some + [(i, entry.edges) for i, entry in recipe.values]):
+    rules, found = _classify.RULES, dict[int, tuple[int, int]]()
+    for index, (_, _, _, _, edges) in built.recipe.statics:
         for position, (edge, value) in enumerate(zip(edges, built.held[index], strict=True)):
             if type(edge) is tuple and type(value) not in EXACT_BY_TYPE:
-                rule = _classify.rule_of(value)
-                if rule is STATIC or rule is UNKNOWN or rule is OPAQUE:
+                rule = rules.get(type(value))  # (a function that is static here has no rule)
+                if rule is not NUMBER and not isinstance(rule, Kind):
                     found.setdefault(id(value), (index, position))
     return found
 
@@ -238,7 +238,7 @@ def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
         CapturedWriteError: an object to be written belongs to another trace level.
     """
     built = build(
-        delta.new, slot, known=flat.objects, at=lambda i, position: flat.contents[i][2][position]
+        delta.new, slot, known=flat.objects, at=lambda i, position: flat.content(i)[2][position]
     )
     writes: list[Write] = []
     for index, entry in delta.changed:
@@ -246,7 +246,7 @@ def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
         contents = (entry.extra, entry.keys, values)
         writes.append(Write(flat.objects[index], entry.cls, contents))
     if writes:
-        expected = [flat.contents[index] for index, _ in delta.changed]
+        expected = [flat.content(index) for index, _ in delta.changed]
         commit(writes, expected, namer(flat.graphdef), [index for index, _ in delta.changed])
     return built.resolve(delta.root)
 

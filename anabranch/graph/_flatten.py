@@ -8,8 +8,9 @@ from typing import Any
 
 from anabranch.errors import StaticValueError, ValueWriteError
 from anabranch.graph import _kinds, _static
+from anabranch.graph._build import recipe_of
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._walk import Contents, Walk, contents_of
+from anabranch.graph._walk import Contents, Walk, content_of, contents_of
 
 
 class Flat:
@@ -40,6 +41,13 @@ class Flat:
         if self._contents is None:
             self._contents = contents_of(self.graphdef.entries, self.held, self.leaves)
         return self._contents
+
+    def content(self, index: int) -> Contents:
+        """Return what one object held."""
+        if self._contents is not None:
+            return self._contents[index]
+        entry, values = self.graphdef.entries[index], self.held.get(index)
+        return content_of(entry, values, self.leaves)
 
     def owner(self, leaf: int) -> Any:
         """Return the Variable that holds a leaf, or the plain array itself."""
@@ -97,7 +105,7 @@ def check_opaques(graphdef: GraphDef) -> None:
         ValueWriteError: an object that is registered as static was changed.
     """
     found: Any = None
-    for entry in graphdef.entries:
+    for _, entry in recipe_of(graphdef).statics:
         for edge in entry.edges:
             if type(edge) is tuple and edge[0] is _static.OPAQUE:
                 _, _, reference, keys, encoded = edge

@@ -107,23 +107,25 @@ class GraphDef:
 
     __slots__ = (
         "__weakref__",
-        "_entries",
         "_hash",
         "_key",
         "_leaves",
         "_variables",
+        "entries",
         "num_leaves",
         "origin",
         "recipe",
+        "root",
     )
 
+    entries: tuple[Entry, ...]
+    root: Edge
     num_leaves: int
     origin: tuple[Any, ...] | None
     """What a manual context needs: its tag, and the outer index of each known entry."""
 
     recipe: Any  # how its objects are made: see `_build`
     _key: tuple[Any, ...]  # tokens and origin; or what else is compared
-    _entries: tuple[tuple[Entry, ...], Edge] | None  # the table and the root, if once read
     _hash: int | None
     _leaves: _Leaves | None
     _variables: Any
@@ -154,7 +156,7 @@ class GraphDef:
             return known
         self = object.__new__(cls)
         self._key, self.num_leaves, self.origin = key, num_leaves, origin
-        self._entries = self._hash = self._leaves = self._variables = self.recipe = None
+        self._hash = self._leaves = self._variables = self.recipe = None
         return _INTERNED.setdefault(key, self)
 
     def __hash__(self) -> int:
@@ -170,25 +172,16 @@ class GraphDef:
         # interned, so that only graphdefs of different lifetimes ever get here
         return hash(self) == hash(other) and self._key == other._key
 
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """The table."""
-        return self._table()[0]
-
-    @property
-    def root(self) -> Edge:
-        """The edge to the object that was split."""
-        return self._table()[1]
-
-    def _table(self) -> tuple[tuple[Entry, ...], Edge]:
-        if self._entries is None:
-            tokens = self._key[0]
-            if tokens is None:
-                self._entries = self._key[1:3]
-            else:
-                entries, (root,) = _table.read(tokens, self.base)
-                self._entries = tuple(entries), root
-        return self._entries
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("entries", "root"):
+            raise AttributeError(name)
+        tokens = self._key[0]  # read when somebody asks for it
+        if tokens is None:
+            _, self.entries, self.root, *_ = self._key
+        else:
+            entries, (root,) = _table.read(tokens, self.base)
+            self.entries, self.root = tuple(entries), root
+        return getattr(self, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (GraphDef, (self.entries, self.root, self.num_leaves, self.origin))

@@ -7,7 +7,6 @@ set to a marker whose attributes raise our error.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterable
 from typing import Any, Final
@@ -74,8 +73,9 @@ _classify.declare(SpentObject, SPENT)
 
 def spend(twins: Iterable[Any]) -> None:
     """Empty twins; their classes become markers that raise `SpentTwinError` when used."""
+    rules = _classify.RULES
     for twin in twins:
-        kind = _classify.rule_of(twin)
+        kind = rules.get(type(twin)) or _classify.rule_of(twin)
         if not isinstance(kind, Kind) or not kind.identity:
             continue
         kind.empty(twin)
@@ -83,18 +83,11 @@ def spend(twins: Iterable[Any]) -> None:
             continue
         spent = _SPENT_CLASSES.get(kind)
         if spent is None:
-            spent = _spent_class(_module.slot_names(type(twin)), _has_dict(twin))
-        _change_class(twin, spent)
-
-
-def _has_dict(obj: Any) -> bool:
-    return hasattr(obj, "__dict__")
-
-
-def _change_class(twin: Any, cls: type) -> None:
-    # Python refuses where the layouts differ (slots of several classes): then it is only emptied
-    with contextlib.suppress(TypeError):
-        object.__setattr__(twin, "__class__", cls)
+            spent = _spent_class(_module.slot_names(type(twin)), hasattr(twin, "__dict__"))
+        try:
+            object.__setattr__(twin, "__class__", spent)
+        except TypeError:  # where the layouts differ (slots of several classes)
+            continue
 
 
 @functools.lru_cache(maxsize=256)

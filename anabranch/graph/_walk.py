@@ -349,15 +349,16 @@ def contents_of(
         held: the values, by index; of an object that is missing, the value is a leaf.
         leaves: the leaves.
     """
-    found: list[Contents] = []
-    for index, (_, _, extra, keys, edges) in enumerate(entries):
-        values = held.get(index)
-        if values is None:
-            (edge,) = edges
-            assert type(edge) is int
-            values = (leaves[~edge],)
-        found.append((extra, keys, values))
-    return found
+    return [content_of(entry, held.get(i), leaves) for i, entry in enumerate(entries)]
+
+
+def content_of(entry: Entry, values: Sequence[Any] | None, leaves: Sequence[Any]) -> Contents:
+    """Return extra, keys and values of one object, whose value is a leaf if there are none."""
+    if values is None:
+        (edge,) = entry.edges
+        assert type(edge) is int
+        values = (leaves[~edge],)
+    return entry.extra, entry.keys, values
 
 
 def _check_dtype(x: Any) -> None:

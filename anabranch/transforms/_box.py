@@ -12,7 +12,6 @@ without leaves, so that JAX brings it back from a cached compiled call for nothi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -127,7 +126,7 @@ def run_inside(
     leaves: Sequence[Any],
     grouping: Grouping,
     pick: Callable[[Any], Any] | None = None,
-    call: Callable[[Any], Any] = operator.methodcaller("run"),
+    call: Callable[[Any], Any] | None = None,
     prepare: Callable[[Sequence[Any]], None] | None = None,
 ) -> Inside:
     """Steps 2 and 3: call the function on twins, and report what it did.
@@ -138,18 +137,19 @@ def run_inside(
         grouping: which group each leaf that comes out belongs to.
         pick: from what the function returned, twins among it, to what an adapter needs of it
             inside; afterwards the twins are spent.
-        call: from the twin of the `Call` to its result, for calls of several functions.
+        call: from the twin of the `Call` to its result, if that is not to call its function.
         prepare: does something to the twins, given by index, before the call.
     """
     built = build(graphdef, leaves.__getitem__)
-    nodes = [i for i, entry in enumerate(graphdef.entries) if entry.kind.identity]
+    nodes = built.recipe.identities
     twins = [built.objects[i] for i in nodes]
     attempt = attempt_for(graphdef)
-    outer = None if attempt is None else [attempt.flat.objects[i] for i in nodes]
+    objects = None if attempt is None else attempt.flat.objects
+    outer = None if objects is None else [objects[i] for i in nodes]
     opener, captured = (None, ()) if attempt is None else (attempt.opener, attempt.captured)
     scope = Scope(outer, twins, opener, captured, attempt is not None and attempt.hooked)
     functions = () if attempt is None else attempt.functions
-    places = Places(functions, {entry.cls for entry in graphdef.entries if entry.kind.is_object})
+    places = Places(functions, built.recipe.classes)
     scopes = open_scopes()
     depth = len(scopes)
     left: list[str] = []
@@ -158,7 +158,12 @@ def run_inside(
         with lifting_into(attempt, scope):
             if prepare is not None:
                 prepare(built.objects)
-            result = call(with_captured(built.resolve(graphdef.root)))
+            twin = with_captured(built.resolve(graphdef.root))
+            if call is None:  # with no frame between: JAX records the stack of each operation
+                function, args, kwargs = twin.parts()
+                result = function(*args, **kwargs)
+            else:
+                result = call(twin)
             tell_watcher()
             found = diff(graphdef, built, result, lanes=grouping.lanes)
             picked = None if pick is None else pick(result)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anabranch.errors import ArgumentError, StaticValueError, StructureError
-from anabranch.graph import _classify, _static
+from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._function import FUNCTION
 from anabranch.graph._kinds import Kind
@@ -24,11 +24,19 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def run(self) -> Any:
-        """Call the function, static arguments unwrapped."""
+    def parts(self) -> tuple[Any, list[Any], dict[str, Any]]:
+        """Return the function and its arguments, static ones unwrapped."""
         args = [a.value if type(a) is StaticArgument else a for a in self.args]
         kwargs = {k: a.value if type(a) is StaticArgument else a for k, a in self.kwargs.items()}
-        return self.function(*args, **kwargs)
+        return self.function, args, kwargs
+
+    def run(self) -> Any:
+        """Call the function."""
+        function, args, kwargs = self.parts()
+        return function(*args, **kwargs)
+
+
+_classify.declare(Call, _kinds.TUPLE)  # JAX could open it, too, and takes longer
 
 
 class StaticArgument:
@@ -122,10 +130,12 @@ class Selection:
         nums: int | Sequence[int] | None,
         names: str | Iterable[str] | None,
     ) -> None:
-        by_name = positions(function)
-        by_position = {i: name for name, i in by_name.items()}
         self.nums = {int(nums)} if isinstance(nums, (int, np.integer)) else set(nums or ())
         self.names = {names} if isinstance(names, str) else set(names or ())
+        if not self:
+            return  # a signature takes long to find
+        by_name = positions(function)
+        by_position = {i: name for name, i in by_name.items()}
         count = len(by_name)
         for num in list(self.nums):
             name = by_position.get(num % count if -count <= num < 0 else num)

@@ -122,13 +122,7 @@ def grad(
     remake = functools.partial(grad, **options)
     if function is None:
         return remake
-    both = _both(function, **options)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        value, gradients = both(*args, **kwargs)
-        return (gradients, value[1]) if has_aux else gradients
-
-    return wrap(call, function, remake, name="grad")
+    return wrap(_both(function, **options, value=False), function, remake, name="grad")
 
 
 def _both(
@@ -137,10 +131,11 @@ def _both(
     has_aux: bool,
     holomorphic: bool,
     allow_int: bool,
-) -> Callable[..., tuple[Any, Any]]:
-    """Return a function that returns what the function returns, and the gradients."""
+    value: bool = True,
+) -> Callable[..., Any]:
+    """Return a function that returns the value, unless it is not asked for, and the gradients."""
     single, chosen = listed(argnums)
-    names = tuple(positions(function))
+    names = functools.partial(positions, function)
 
     def pick_loss(result: Any) -> Any:
         return _loss(result, has_aux=has_aux)
@@ -161,7 +156,10 @@ def _both(
         (_, (report, groups)), gradients = differentiate(parts.inputs(leaves), leaves)
         result = finish(flat, report, array_outputs(groups))
         found = parts.derivatives(gradients)
-        return result, found[0] if single else found
+        found = found[0] if single else found
+        if value:
+            return result, found
+        return (found, result[1]) if has_aux else found
 
     return call
 

@@ -171,7 +171,7 @@ def _jacobian(
     remake: Callable[[Any], Any],
 ) -> Any:
     single, chosen = listed(argnums)
-    names = tuple(positions(function))
+    names = functools.partial(positions, function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(function, args, kwargs)

@@ -98,6 +98,24 @@ class Attempt:
         """The call that was split last."""
         return self.split[-1]
 
+    def prepare_again(self, error: Found | Exception) -> bool:
+        """Note what a call was in vain for; return False if it has failed, or another one was."""
+        if isinstance(error, Found):
+            if self.scope is None or error.scope is not self.scope:
+                return False
+            _remember(self, error.scope.found)
+        else:
+            refused = HOOKS.refused(error)
+            if refused is None:
+                _name_found(error, self)
+                return False
+            if self.hooked:
+                raise CapturedWriteError(_REFUSED.format(type(refused).__name__)) from None
+            self.hooked = True
+        self.split.clear()
+        self.scope = None
+        return True
+
 
 class _Attempts(threading.local):
     def __init__(self) -> None:
@@ -122,33 +140,27 @@ class _Known(NamedTuple):
 _FOUND: weakref.WeakKeyDictionary[Any, list[_Known]] = weakref.WeakKeyDictionary()
 
 
+def attempts() -> list[Attempt]:
+    """Return the attempts of this thread; who begins one cuts the list to its old length."""
+    return _ATTEMPTS.stack
+
+
 def lifting(call: Callable[P, R]) -> Callable[P, R]:
     """Let a function that splits and runs a call be tried again with what was found in vain."""
 
     @functools.wraps(call)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         attempt = Attempt()
-        stack = _ATTEMPTS.stack
+        stack = attempts()
         depth = len(stack)
         try:
             stack.append(attempt)
             while True:
                 try:
                     return call(*args, **kwargs)
-                except Found as error:
-                    if attempt.scope is None or error.scope is not attempt.scope:
+                except (Found, Exception) as error:
+                    if not attempt.prepare_again(error):
                         raise
-                    _remember(attempt, error.scope.found)
-                except Exception as error:
-                    refused = HOOKS.refused(error)
-                    if refused is None:
-                        _name_found(error, attempt)
-                        raise
-                    if attempt.hooked:
-                        raise CapturedWriteError(_REFUSED.format(type(refused).__name__)) from None
-                    attempt.hooked = True
-                attempt.split.clear()
-                attempt.scope = None
         finally:
             del stack[depth:]  # no call: an interrupt may come when a function is entered or left
 

@@ -14,11 +14,12 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from anabranch._boundary import boundary, hide_frames
+from anabranch._boundary import leave
 from anabranch.graph import _classify, _static
 from anabranch.graph._kinds import Kind, Opened
+from anabranch.graph._scope import Found
 from anabranch.transforms._call import check_functions
-from anabranch.transforms._lifting import lifting
+from anabranch.transforms._lifting import Attempt, attempts
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,7 +36,7 @@ def wrap(call: F, function: Callable[..., Any], remake: Callable[[Any], Any], *,
         name: of the transform.
     """
     check_functions(name, function=function)
-    wrapper: Any = Transformed(boundary(name, function)(lifting(call)), remake)
+    wrapper: Any = Transformed(call, remake, name)
     functools.update_wrapper(wrapper, function, updated=())
     return wrapper
 
@@ -76,15 +77,27 @@ def _blank(cls: Any) -> Any:
 class Transformed(Remade):
     """A transformed function."""
 
-    def __init__(self, call: Callable[..., Any], remake: Callable[[Any], Any]) -> None:
-        self._call, self._remake = call, remake
+    def __init__(self, call: Callable[..., Any], remake: Callable[[Any], Any], name: str) -> None:
+        self._call, self._remake, self._name = call, remake, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # `boundary` and `lifting` in one frame: JAX records the whole stack for each operation
+        attempt = Attempt()
+        stack = attempts()
+        depth = len(stack)
         try:
-            return self._call(*args, **kwargs)
+            stack.append(attempt)
+            while True:
+                try:
+                    return self._call(*args, **kwargs)
+                except (Found, Exception) as error:
+                    if not attempt.prepare_again(error):
+                        raise
         except Exception as error:
-            hide_frames(error)
+            leave(error, self._name, self.__wrapped__)
             raise
+        finally:
+            del stack[depth:]  # no call: an interrupt may come when a function is entered or left
 
     def __get__(self, obj: object, cls: type | None = None) -> Any:
         return self if obj is None else types.MethodType(self, obj)
