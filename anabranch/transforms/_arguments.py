@@ -88,6 +88,8 @@ class ArgumentSpecs:
         if not is_container(spec):
             required = self._default is REQUIRED
             return spec, (spec if required else dict.fromkeys(kwargs, self._default))
+        if not kwargs and not isinstance(spec, dict) and len(spec) <= len(args):
+            return tuple(spec), {}  # a signature takes long to find
         if self._signature is None:
             self._signature = signature_of(self._function) or Signature((), (), "args", "kwargs")
         names = self._signature

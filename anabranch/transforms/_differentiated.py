@@ -7,7 +7,8 @@ several arguments reach belongs to the first of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -137,14 +138,14 @@ class _Selection:
 
     def _wants(self, number: int, info: LeafInfo, on_object: bool) -> bool:
         leaf = self._flat.leaves[number]
-        inexact = jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
         if self._default and not on_object:
-            return bool(inexact)
+            return _is_inexact(dtype)
         if not self._matches(info.path, self._flat.owner(number)):
             return False
-        if not inexact and not self._allow_int:
+        if not self._allow_int and not _is_inexact(dtype):
             raise FilterError(
-                f"{self._name}{path_text(info.path)}: cannot differentiate {jnp.result_type(leaf)}"
+                f"{self._name}{path_text(info.path)}: cannot differentiate {dtype}"
                 f" (kind {info.kind_text}); only floating point and complex arrays have "
                 "gradients: use a filter that leaves it out"
             )
@@ -161,6 +162,11 @@ class _Selection:
                 "Choose with `argnums=DiffState(argnum, filter)`"
             )
         )
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def leaves_below(graphdef: GraphDef, edge: Edge) -> Iterator[Visit]:
@@ -216,7 +222,7 @@ class Differentiated:
         flat: the call.
         chosen: positions or names of arguments, or `DiffState`.
         count: how many positional arguments there are.
-        names: of the positional parameters of the function.
+        names: returns those of the positional parameters of the function.
         allow_int: whether integer arrays are accepted where a filter selects them.
         each: whether each argument must have something of its own to be differentiated, rather
             than any of them.
@@ -233,7 +239,7 @@ class Differentiated:
         flat: Flat,
         chosen: Sequence[Argument],
         count: int,
-        names: Sequence[str] = (),
+        names: Callable[[], Iterable[str]] = tuple,
         *,
         allow_int: bool = False,
         each: bool = True,
@@ -273,8 +279,8 @@ class Differentiated:
 class _Arguments:
     """Find an argument by the position or the name of its parameter, however it was passed."""
 
-    def __init__(self, graphdef: GraphDef, count: int, names: Sequence[str]) -> None:
-        self._edges, self._count, self._names = argument_edges(graphdef), count, list(names)
+    def __init__(self, graphdef: GraphDef, count: int, names: Callable[[], Iterable[str]]) -> None:
+        self._edges, self._count, self._names = argument_edges(graphdef), count, names
         root: Any = graphdef.root
         kwargs: Any = graphdef.entries[graphdef.entries[root].edges[2]]  # type: ignore[index]
         self._kwargs: dict[Any, Edge] = dict(zip(kwargs.keys, kwargs.edges, strict=True))
@@ -283,7 +289,10 @@ class _Arguments:
         """Return the edge to an argument, and how it is called."""
         if isinstance(argument, bool) or not isinstance(argument, (int, str)):
             raise StructureError(f"argnums holds positions, names or DiffState, not {argument!r}")
-        count, names = self._count, self._names
+        count = self._count
+        if isinstance(argument, int) and -count <= argument < count:  # most often
+            return self._edges[argument % count], f"args[{argument % count}]"
+        names = list(self._names())
         name, at = argument, argument
         if isinstance(argument, str):
             at = names.index(argument) if argument in names else count

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import operator
 import re
+import types
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -25,6 +26,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 Numbers = Callable[[Sequence[int]], int]
 
 
+_SIGNATURES: dict[types.CodeType, inspect.Signature] = {}
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """Return the signature of one of our own functions, which takes long to find."""
+    signature = getattr(function, "__signature__", None) or _SIGNATURES.get(function.__code__)
+    if signature is None:
+        signature = _SIGNATURES[function.__code__] = inspect.signature(function)
+    return signature
+
+
 def name_inside(run: F, function: Callable[..., Any], graphdef: GraphDef | None = None) -> F:
     """Let JAX's messages name the user's function and line, not the function that it is given.
 
@@ -33,7 +45,7 @@ def name_inside(run: F, function: Callable[..., Any], graphdef: GraphDef | None 
         function: the user's.
         graphdef: of the call whose leaves are the parameter `leaves` of `run`, if it has one.
     """
-    signature = inspect.signature(run)
+    signature = signature_of(run)
     functools.update_wrapper(run, function, updated=())
     run.__signature__ = signature  # type: ignore[attr-defined]  # jit looks at the parameters
     return run if graphdef is None else number_leaves(run, graphdef)
@@ -54,7 +66,7 @@ def number_leaves(
     places = _Places(graphdef, numbers)
     number = next(_NUMBERS)
     _PLACES[number] = places
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     function.__signature__ = signature.replace(
         parameters=[
             p.replace(name=f"{parameter}_{number}") if p.name == parameter else p

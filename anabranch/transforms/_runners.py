@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import threading
 import weakref
 from collections import OrderedDict
@@ -20,6 +19,7 @@ import jax
 
 from anabranch.graph import _classify
 from anabranch.transforms._captured import call_watched, captured
+from anabranch.transforms._names import signature_of
 
 
 class Target:
@@ -119,7 +119,7 @@ class _Kept:
         def run(*args: Any) -> Any:  # JAX goes by the identity of functions
             return function(*args)
 
-        run.__signature__ = inspect.signature(function)  # for the names in JAX's messages
+        run.__signature__ = signature_of(function)  # for the names in JAX's messages
         self.captured = captured
         self.function = jax.jit(run, inline=True)
 
