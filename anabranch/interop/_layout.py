@@ -167,7 +167,7 @@ def plans_of(state: Any) -> Any:
 def reference_to(variable: Any) -> Callable[[], Any]:
     """Return a weak reference to a Variable, which in itself cannot have one."""
     trace_state = _trace_state(variable)
-    if type(trace_state) is not _RoomyTrace:
+    if getattr(trace_state, "variable", None) is not variable:  # a copy may share it
         trace_state = _RoomyTrace(trace_state)
         trace_state.variable = variable
         _set_trace_state(variable, trace_state)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
+import pickle
 import threading
 import types
 from typing import Any
@@ -219,6 +221,23 @@ def test_other_threads_see_flax_as_it_is(hidden):
     assert all(x is before for x in seen)
     assert other[...] == 3 + len(seen)
     assert hidden.v[...] == 2
+
+
+@pytest.mark.parametrize(
+    "make", [copy.copy, copy.deepcopy, nnx.clone, lambda v: pickle.loads(pickle.dumps(v))]
+)
+def test_a_copy_of_what_was_found_is_another_one(make, hidden):
+    f = ab.jit(lambda x: x * hidden.v[...])
+    assert f(1.0) == 1
+    box = nnx.Dict(v=hidden.v)
+    other = types.SimpleNamespace(v=make(box).v)
+    other.v[...] = jnp.array(5.0)
+    g = ab.jit(lambda x: x * other.v[...])
+    shared = other.v is hidden.v
+    for value in (6.0, 7.0):
+        other.v[...] = jnp.array(value)
+        assert g(1.0) == value
+        assert f(1.0) == (value if shared else 1)
 
 
 def test_what_was_found_is_not_kept_alive(hidden):
