@@ -259,9 +259,6 @@ def changed_meanwhile(where: str, cls: type) -> ConcurrentWriteError:
     )
 
 
-_COMMIT = COMMITS.lock
-
-
 def commit(
     writes: Sequence[Write],
     expected: Sequence[Contents] | None = None,
@@ -277,7 +274,7 @@ def commit(
         indices: the index of each object.
     """
     done: list[tuple[Any, type, Contents]] = []
-    with _COMMIT:
+    with COMMITS.lock:
         for i, (obj, _, _) in enumerate(writes):
             kind: Any = _classify.rule_of(obj)
             kind.check_writable(obj)

@@ -56,7 +56,10 @@ class Flat:
 
 
 class _Commits:
-    """How many commits of any thread have begun, and how many have ended."""
+    """How many commits of any thread have begun, and how many have ended: the same, or one runs.
+
+    The two are one object then, so that `is` tells.
+    """
 
     __slots__ = ("begun", "ended", "lock")
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from anabranch import _jax
 from anabranch.graph import _classify, _scope, _tokens
-from anabranch.graph._delta import _COMMIT
+from anabranch.graph._flatten import COMMITS
 from anabranch.graph._kinds import Kind
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._call import Selection
@@ -94,7 +94,8 @@ class _Follower:
             {
                 **general,
                 "AGAIN": AGAIN,
-                "COMMIT": _COMMIT,
+                "COMMIT": COMMITS.lock,
+                "COMMITS": COMMITS,
                 "ROOT": _jax.root_trace(),
                 "STRUCTURE": STRUCTURE,
                 "all": all,
@@ -122,6 +123,7 @@ class _Follower:
         source.names["cell"] = cell
         trace = "current_trace()" if cell is None else f"cell.{attribute}"
         source.unless(f"{trace} is ROOT")
+        source.add("ended = COMMITS.ended")
         named = f"len(kwargs) == {len(kwargs)}" if kwargs else "not kwargs"
         source.unless(f"len(args) == {len(args)} and {named}")
         arguments = self._take_arguments(static, args, kwargs)
@@ -201,6 +203,7 @@ class _Follower:
             self.places += [f"x{i}[{n}]" for n in range(len(segment.leaves))]
             self.inputs.append(f"*x{i}")
         self._take_leaves(arguments.leaves[at:])
+        source.unless("COMMITS.begun is ended")  # else it may be half of what another thread writes
 
     def _take_leaves(self, names: Sequence[str]) -> None:
         self.places += names
@@ -252,7 +255,7 @@ class _Follower:
         source.add("with COMMIT:")
         now = "[v._value for v in written]" if writer.is_own else "map(get_value, written)"
         source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
-        source.add("deque(map(set_value, written, new), 0)", 2)
+        self._write_together("written", "new")
 
     def _write_few(self, arguments: Arguments) -> None:
         writer, source = self.writer, self.source
@@ -267,7 +270,17 @@ class _Follower:
             source.add(f"set_value({variables[0]}, {self._value(writer.sources[0])})", 2)
         else:  # in one call, so that nothing can come between two of them
             every = f"({', '.join(variables)})"
-            source.add(f"deque(map(set_value, {every}, {self._outputs()}), 0)", 2)
+            self._write_together(every, self._outputs())
+
+    def _write_together(self, variables: str, values: str) -> None:
+        for line, depth in (
+            ("COMMITS.begun += 1", 2),
+            ("try:", 2),
+            (f"deque(map(set_value, {variables}, {values}), 0)", 3),
+            ("finally:", 2),
+            ("COMMITS.ended = COMMITS.begun", 3),
+        ):
+            self.source.add(line, depth)
 
     def _write_in_full(self, arguments: Arguments) -> None:
         """Write things of several kinds, which takes an undo log."""

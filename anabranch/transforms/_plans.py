@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from anabranch import _jax
 from anabranch.graph import _tokens
-from anabranch.graph._flatten import Flat
+from anabranch.graph._flatten import COMMITS, Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import OPEN as _SCOPES
 from anabranch.graph._scope import Found
@@ -63,12 +63,13 @@ class Plans:
         """Make a call by its plan, or return `AGAIN` with nothing done."""
         if _current_trace() is not _ROOT or _LEVELS or _SCOPES:
             return AGAIN
+        ended = COMMITS.ended
         spine = self._reader.read(args, kwargs)
         plan = None if spine is None else spine.table.get(spine.key)
         if spine is None or plan is None:
             return AGAIN
         found = plan.read(spine)
-        if found is None:
+        if found is None or COMMITS.begun is not ended:  # what was read may be half of a commit
             return AGAIN
         leaves, segments = found
         _FOLLOWED.call = (self._splitter, args, kwargs)

@@ -18,8 +18,8 @@ import jax
 from anabranch.errors import CapturedWriteError, ConcurrentWriteError
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.graph._build import build
-from anabranch.graph._delta import _COMMIT, changed_meanwhile
-from anabranch.graph._flatten import namer
+from anabranch.graph._delta import changed_meanwhile
+from anabranch.graph._flatten import COMMITS, namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.transforms._box import Report
 from anabranch.transforms._spine import are_arrays
@@ -101,11 +101,14 @@ class Writer:
         """
         old, new = self._old(leaves), self._new(leaves, outputs)
         if not self.cells and not self.trees:
-            with _COMMIT:
+            with COMMITS.lock:
                 if not all(map(operator.is_, map(self.read, variables), old)):
                     self.complain(variables, old)
-                # in C, so that nothing can come between two of them
-                deque(map(self.assign, variables, new), 0)
+                COMMITS.begun += 1
+                try:  # in C, so that nothing can come between two of them
+                    deque(map(self.assign, variables, new), 0)
+                finally:
+                    COMMITS.ended = COMMITS.begun
             return True
         arrays = [leaves[w.source] if w.source >= 0 else outputs[~w.source] for w in self.cells]
         if not are_arrays(arrays):
@@ -117,7 +120,7 @@ class Writer:
             if not are_arrays(values):
                 return False
             trees.append((writer.place(resolve), jax.tree.unflatten(writer.treedef, values)))
-        with _COMMIT:
+        with COMMITS.lock:
             if not all(map(operator.is_, map(self.read, variables), old)):
                 self.complain(variables, old)
             for cell, (holder, key) in zip(self.cells, places, strict=True):
@@ -129,6 +132,7 @@ class Writer:
                     raise self.changed(writer.entry)
             done: list[tuple[Any, Any, Any]] = []
             replaced: list[tuple[TreePlace, Any]] = []
+            COMMITS.begun += 1
             try:
                 for cell, (holder, key), value in zip(self.cells, places, arrays, strict=True):
                     done.append((holder, key, leaves[cell.leaf]))
@@ -143,6 +147,8 @@ class Writer:
                 for holder, key, value in reversed(done):
                     holder[key] = value
                 raise
+            finally:
+                COMMITS.ended = COMMITS.begun
         return True
 
     def key(self, write: _Write) -> Any:

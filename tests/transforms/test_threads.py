@@ -66,6 +66,41 @@ class TestReaders:
 
         together(trace, *[calls_of(net, CALLS // 4, i) for i in range(4)])
 
+    @pytest.mark.parametrize("cells", ["variables", "attributes"])
+    def test_nobody_sees_half_of_what_another_thread_writes(self, cells):
+        class Many(ab.Module):
+            def __init__(self) -> None:
+                for i in range(40):
+                    array = jnp.array(0)
+                    setattr(self, f"a{i}", ab.Variable(array) if cells == "variables" else array)
+
+        def of(model: Many) -> list[Any]:
+            return [getattr(model, f"a{i}") for i in range(40)]
+
+        @transforms.jit
+        def write(model: Many) -> None:
+            for i, x in enumerate(of(model)):
+                if isinstance(x, ab.Variable):
+                    x.value += 1
+                else:
+                    setattr(model, f"a{i}", x + 1)
+
+        read = transforms.jit(lambda model: jnp.stack([jnp.asarray(x) for x in of(model)]))
+        model = Many()
+        for _ in range(3):
+            write(model), read(model)
+
+        def writes() -> None:
+            for _ in range(2_000):
+                write(model)
+
+        def reads() -> None:
+            for _ in range(2_000):
+                found = np.asarray(read(model))
+                assert (found == found[0]).all()
+
+        together(writes, reads, reads)
+
     @pytest.mark.parametrize("way", ["closure", "default", "use"])
     def test_a_captured_model(self, way):
         net = Net()
