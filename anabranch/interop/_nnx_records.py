@@ -12,11 +12,12 @@ from typing import Any
 import jax
 from flax import nnx
 
-from anabranch.errors import StructureError
+from anabranch.errors import CapturedWriteError, StructureError
 from anabranch.graph._classify import value_of
 from anabranch.graph._counterparts import counterparts, is_kind
 from anabranch.graph._module import attributes_of
 from anabranch.graph._recording import Records, check_name, collects
+from anabranch.graph._tokens import owns
 from anabranch.graph._variable import Perturbation
 from anabranch.interop import _layout
 
@@ -71,6 +72,11 @@ class _Recorded:
         if self._is_perturbation and self._records.given:
             self._unused[name] = value  # others are given, and this one is not asked for
             return
+        if not owns(object.__getattribute__(self._records, "_ab_token")):
+            raise CapturedWriteError(
+                f"{name!r} is recorded inside of a transform that cannot bring it out, one of JAX "
+                "or of flax: use that of anabranch"
+            )
         sown = [value_of(variable) for variable in self._sown(name)]
         if (
             type(value) is tuple

@@ -301,6 +301,26 @@ def test_a_module_that_is_none_of_the_arguments_is_refused_by_name():
     assert is_clean(hidden.net)
 
 
+@pytest.mark.parametrize("lib", [nnx, jax])
+def test_a_transform_that_cannot_bring_values_out_is_refused_only_if_there_are_any(lib):
+    class Outer(nnx.Module):
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __call__(self, x: Any) -> Any:
+            if lib is nnx:
+                return nnx.remat(lambda inner, x: inner(x))(self.inner, x)
+            return jax.jit(self.inner)(x)
+
+    outer = Outer(Net())
+    with pytest.raises(CapturedWriteError, match="use that of anabranch"):
+        ab.capture(outer)(1.0)
+    assert is_clean(outer)
+    out, state = ab.capture(Outer(nnx.Linear(2, 2, rngs=nnx.Rngs(0))))(jnp.ones(2))
+    assert out.shape == (2,)
+    assert state.paths == ()
+
+
 def test_names_with_a_slash_and_objects_without_attributes_are_refused():
     class M(nnx.Module):
         def __call__(self, x: Any) -> None:
