@@ -62,12 +62,12 @@ class Hooks:
 
     def hold(self, needed: Any) -> None:
         """Attach them if a scope that has been opened needs them."""
-        if needed and self._hooks and not self._held:
-            with self._lock:
+        if needed and self._hooks:
+            with self._lock:  # held or not: another thread may be about to let go
                 if not self._held:
-                    self._held = True
                     for hook in self._hooks:
                         hook.attach()
+                    self._held = True
 
     def let_go(self) -> None:
         """Detach them if no scope is open any more."""

@@ -45,7 +45,10 @@ def _here(variable: Any) -> Any:
     return here(variable, token)
 
 
-_REDIRECTED = {name: _Redirected(slot) for name, slot in _layout.SLOTS.items()}
+_LAST = "_trace_state"  # who may write is told last, when the write will go to the right place
+_REDIRECTED = {
+    name: _Redirected(_layout.SLOTS[name]) for name in (*_layout.SLOTS.keys() - {_LAST}, _LAST)
+}
 
 
 def attach() -> None:
