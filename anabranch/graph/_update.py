@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -10,11 +10,13 @@ import numpy as np
 
 from anabranch._boundary import boundary
 from anabranch.errors import ArgumentError, UpdateError, bounded, first_few
-from anabranch.graph._delta import Write, commit
+from anabranch.graph._build import recipe_of
+from anabranch.graph._delta import Write, commit, commit_values
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import Path
 from anabranch.graph._leaf_info import LeafInfo, path_text
 from anabranch.graph._split import as_state, snapshots
+from anabranch.graph._state import State
 
 _Cell = tuple[int, int]  # the entry that holds a leaf, and the position in it
 
@@ -53,6 +55,8 @@ def update(
             'for example `relax=["shapes"]`'
         )
     flat = flatten(node)
+    if _write_by_number(flat, (state, *more), shapes="shapes" not in relax):
+        return
     finder = _Finder(flat)
     problems: list[str] = []
     new: dict[int, dict[int, Any]] = {}
@@ -90,6 +94,32 @@ def update(
             )
         )
     _write(flat, new)
+
+
+def _write_by_number(flat: Flat, states: Sequence[Any], *, shapes: bool) -> bool:
+    """Do the same without paths, if the states are of the same structure; return if it was done.
+
+    Arguments:
+        flat: the object.
+        states: what is given.
+        shapes: whether shapes must be the same.
+    """
+    graphdef, objects, leaves = flat.graphdef, flat.objects, flat.leaves
+    cells = recipe_of(graphdef).cells
+    holders = dict(zip(cells.leaves, cells.at, strict=True))
+    new: dict[int, Any] = {}
+    for given in states:
+        numbers = given.numbers_in(graphdef) if isinstance(given, State) else None
+        if numbers is None:
+            return False
+        for number, leaf in zip(numbers, given.leaves, strict=True):
+            if number in new or number not in holders:
+                return False
+            if shapes and _shape(leaves[number]) != _shape(leaf):
+                return False
+            new[number] = leaf
+    commit_values([objects[holders[number]] for number in new], snapshots([*new.values()]))
+    return True
 
 
 class _Finder:
