@@ -10,6 +10,7 @@ made all at once. What is to be done is found out once for a table, as a `Recipe
 from __future__ import annotations
 
 import itertools
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,7 +40,7 @@ class Recipe(NamedTuple):
     variables: list[tuple[int, Entry, int]]  # place, entry, and leaf of those with metadata
     nodes: dict[Any, tuple[list[int], list[type], list[Any]]]  # places, classes, extra by kind
     values: list[tuple[int, Entry]]  # last one first
-    fillings: list[tuple[int, Entry, bool]]  # of nodes; the flag: all edges lead to entries
+    fillings: list[tuple[int, Entry, Callable[[Any], Any] | None]]  # of nodes; see `_picker`
     statics: list[tuple[int, Entry]]  # entries that have static values
     identities: list[int]  # the places of all nodes
     classes: set[type]  # of Variables and of what has attributes
@@ -67,15 +68,22 @@ class Recipe(NamedTuple):
                 nodes[0].append(i)
                 nodes[1].append(of)
                 nodes[2].append(extra)
-                plain = all([type(edge) is int and edge >= 0 for edge in edges])  # noqa: C419
-                recipe.fillings.append((i, entry, plain))
-                if not plain:
+                pick = _picker(edges)
+                recipe.fillings.append((i, entry, pick))
+                if pick is None:
                     recipe.statics.append((i, entry))
             else:
                 recipe.values.append((i, entry))
                 recipe.statics.append((i, entry))
         recipe.values.reverse()
         return recipe
+
+
+def _picker(edges: tuple[Edge, ...]) -> Callable[[Any], Any] | None:
+    """Return what picks the values of an entry from all objects, None if some are no objects."""
+    if len(edges) < 2 or not all([type(edge) is int and edge >= 0 for edge in edges]):  # noqa: C419
+        return None
+    return operator.itemgetter(*edges)
 
 
 def recipe_of(graphdef: GraphDef) -> Recipe:
@@ -153,9 +161,8 @@ def build(
     for i, (kind, cls, extra, keys, edges) in recipe.values:
         held[i] = values = [resolve(edge) for edge in edges]
         objects[base + i] = kind.build(cls, extra, keys, values)
-    find: Callable[[Any], Any] = objects.__getitem__
-    for i, (kind, _, extra, keys, edges), plain in recipe.fillings:
-        held[i] = values = [*map(find, edges)] if plain else [resolve(edge) for edge in edges]
+    for i, (kind, _, extra, keys, edges), pick in recipe.fillings:
+        held[i] = values = [*map(resolve, edges)] if pick is None else pick(objects)
         if i not in existing:
             kind.complete(objects[base + i], extra, keys, values)
     return Built(recipe, objects, cells, arrays, held, resolve)
