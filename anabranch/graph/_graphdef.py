@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from anabranch.graph import _table
+from anabranch.graph import _static, _table
 from anabranch.graph._leaf_info import LeafInfo
 from anabranch.graph._table import Edge, Entry
 
@@ -184,7 +184,8 @@ class GraphDef:
         return getattr(self, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (GraphDef, (self.entries, self.root, self.num_leaves, self.origin))
+        packed = _static.pack((self.entries, self.root))
+        return (_unpacked, (packed, self.num_leaves, self.origin))
 
     def __repr__(self) -> str:
         lines = [f"GraphDef({len(self.entries)} entries, {self.num_leaves} leaves)"]
@@ -360,6 +361,11 @@ class _Finder:
 
 
 _info: Callable[[tuple[Any, ...]], LeafInfo] = functools.partial(tuple.__new__, LeafInfo)
+
+
+def _unpacked(packed: Any, num_leaves: int, origin: Any) -> GraphDef:
+    entries, root = _static.unpack(packed)
+    return GraphDef(entries, root, num_leaves, origin)
 
 
 def _base(origin: tuple[Any, ...] | None) -> int:

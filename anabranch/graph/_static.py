@@ -87,3 +87,38 @@ _DECODERS: dict[str, Callable[[Encoded], Any]] = {
 def decode(encoded: Encoded) -> Any:
     """Return the static value that was encoded."""
     return _DECODERS[encoded[0]](encoded)
+
+
+class _Packed:
+    """An encoded value in a pickle, without its type: that of a function has no name to go by."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_Packed, (self.value,))
+
+
+def pack(x: Any) -> Any:
+    """Return what can be pickled in the place of tuples with encoded values."""
+    if isinstance(x, tuple):
+        given: tuple[Any, ...] = x
+        if type(x) is tuple and len(x) == 3 and x[0] == HASHED and type(x[2]) is x[1]:
+            return _Packed(x[2])
+        return _like(given, [pack(child) for child in given])
+    return x
+
+
+def unpack(x: Any) -> Any:
+    """Return what was packed."""
+    if isinstance(x, tuple):
+        given: tuple[Any, ...] = x
+        return _like(given, [unpack(child) for child in given])
+    return encode(x.value) if type(x) is _Packed else x
+
+
+def _like(old: tuple[Any, ...], children: list[Any]) -> Any:
+    cls: Any = type(old)
+    return cls._make(children) if hasattr(cls, "_make") else cls(children)

@@ -9,6 +9,7 @@ from anabranch.transforms._cond import cond, switch
 from anabranch.transforms._custom_jvp import CustomJVP, custom_jvp
 from anabranch.transforms._custom_vjp import CustomVJP, custom_vjp
 from anabranch.transforms._eval_shape import eval_shape
+from anabranch.transforms._export import Exported, export
 from anabranch.transforms._fori_loop import fori_loop
 from anabranch.transforms._grad import grad, value_and_grad
 from anabranch.transforms._jacobians import hessian, jacfwd, jacrev
@@ -30,6 +31,7 @@ __all__ = [
     "CustomJVP",
     "CustomVJP",
     "DiffState",
+    "Exported",
     "JitFunction",
     "SplitStreams",
     "StateAxes",
@@ -42,6 +44,7 @@ __all__ = [
     "custom_jvp",
     "custom_vjp",
     "eval_shape",
+    "export",
     "fori_loop",
     "fork_rngs",
     "grad",
