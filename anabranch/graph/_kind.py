@@ -91,6 +91,11 @@ class Kind:
     def check_writable(self, obj: Any) -> None:
         """Raise if the current trace must not write this node."""
 
+    @property
+    def knows_owners(self) -> bool:
+        """Whether its objects know the trace that has made them."""
+        return type(self).is_owned is not Kind.is_owned
+
     def is_owned(self, obj: Any) -> bool:
         """Tell whether the current trace has made this node; True if that cannot be known."""
         return True

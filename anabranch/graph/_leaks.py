@@ -220,11 +220,15 @@ def _reaches_inside(value: Any, scope: Scope) -> bool:
         rule = _classify.rule_of(x)
         if rule is SPENT or scope.is_inside(x):
             return True
+        if isinstance(rule, Kind) and rule.knows_owners:
+            if scope.owns_what_it_makes and rule.is_owned(x):
+                return True
+            continue  # it was made outside
         if isinstance(x, types.FunctionType):
             cells = [cell.cell_contents for cell in x.__closure__ or () if is_filled(cell)]
             pending += [*cells, *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()]
         elif isinstance(rule, Kind):
-            pending += rule.open(x)[2] if rule.is_owned(x) else ()
+            pending += rule.open(x)[2]
         elif rule is _classify.UNKNOWN or rule is _classify.OPAQUE:
             pending += _kinds.OBJECT.open(x)[2]
     return False

@@ -144,6 +144,7 @@ class Scope:
         stack = _SCOPES.stack
         self._parent = stack[-1] if stack else None
         self._inside = current_token()
+        self.owns_what_it_makes = self._inside is not token_of(self._opener)
         self._outside = self._tokens_outside()  # by id; with the tokens, so that ids stay valid
         OPEN.append(self)
         STRUCTURE.unwatched = object()

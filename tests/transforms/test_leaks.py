@@ -174,6 +174,40 @@ def test_a_tracer_is_refused(name):
     assert last == 5
 
 
+@pytest.mark.parametrize("wrap", [transforms.vmap, transforms.jit, transforms.remat])
+def test_an_object_that_is_made_inside_is_refused_whatever_it_holds(wrap):
+    last = None
+
+    class Helper:
+        def make(self) -> None:
+            nonlocal last
+            last = Static()
+
+    class Static(ab.Module):
+        name = "static"
+
+    helper = Helper()
+
+    def f(x: Any) -> Any:
+        helper.make()
+        return x
+
+    with pytest.raises(CapturedWriteError, match="last"):
+        wrap(f)(jnp.ones(2))
+    assert last is None
+
+
+def test_an_object_from_outside_may_be_left_anywhere():
+    layer, space = Layer(), types.SimpleNamespace(last=None, hidden=Layer())
+
+    def f(x: Any) -> Any:
+        space.last = space.hidden
+        return x * layer.w
+
+    transforms.jit(f)(1.0)
+    assert space.last is space.hidden
+
+
 def test_methods_of_arguments_are_looked_at():
     def f(m: Layer) -> None:
         m.remember()

@@ -167,7 +167,7 @@ OPTIONS: dict[str, Case] = {
     "merge": (lambda: ab.merge(3, 4), "merge takes a graphdef and then states"),
     "merge swapped": (
         lambda: ab.merge(*reversed(ab.split(Layer()))),
-        "not a State first",
+        r"not a State\b.* first",
     ),
     "update": (lambda: ab.update(Layer(), 3), r"not a int; `state\(obj\)`"),
     "update object": (lambda: ab.update(Layer(), Layer()), r"not a Layer; `state\(obj\)`"),
