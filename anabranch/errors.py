@@ -118,7 +118,7 @@ class VariableAttributeError(AnabranchError, AttributeError):
 
 
 class IndexWriteError(AnabranchError, TypeError, ValueError):
-    """What is written into a Variable by index does not fit its array."""
+    """What is written into a Variable by index does not fit its array, or is out of range."""
 
 
 class TraceLevelError(AnabranchError, RuntimeError):

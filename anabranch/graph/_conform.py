@@ -27,6 +27,27 @@ def cast_to_dtype(kind: type, dtype: Any, new: Any) -> Any:
     return jnp.asarray(new, dtype=dtype)
 
 
+def write_at(kind: type, old: Any, index: Any, new: Any) -> Any:
+    """Return an array with something else at an index."""
+    new = cast_to_dtype(kind, old.dtype, new)
+    _check_in_range(kind, old.shape, index)
+    return old.at[index].set(new)
+
+
+def _check_in_range(kind: type, shape: tuple[int, ...], index: Any) -> None:
+    """Raise if an integer of an index is out of range: JAX would write nothing."""
+    parts: tuple[Any, ...] = index if type(index) is tuple else (index,)
+    for axis, (part, size) in enumerate(zip(parts, shape, strict=False)):
+        if isinstance(part, (int, np.integer)) and not isinstance(part, bool):
+            if not -size <= part < size:
+                raise IndexWriteError(
+                    f"Cannot write at index {part} of axis {axis} of a {kind.__name__} of shape "
+                    f"{shape}: it is out of range, and nothing would be written"
+                )
+        elif not isinstance(part, slice):
+            break  # what follows may be about any axis
+
+
 def conform(kind: type, old: Any, new: Any) -> Any:
     """Give a new whole value the dtype and the shape of the old one."""
     if not isinstance(old, (jax.Array, np.ndarray)):

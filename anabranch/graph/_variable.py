@@ -25,7 +25,7 @@ from anabranch.errors import (
     VariableAttributeError,
 )
 from anabranch.graph import _static
-from anabranch.graph._conform import cast_to_dtype, conform
+from anabranch.graph._conform import conform, write_at
 from anabranch.graph._scope import OPEN, here
 from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
 
@@ -175,9 +175,7 @@ class Variable:
         elif index is ...:
             _set(cell, "_value", conform(type(self), old, new))
         else:
-            array: Any = jnp.asarray(old)
-            new = cast_to_dtype(type(self), array.dtype, new)
-            _set(cell, "_value", array.at[_raw(index)].set(new))
+            _set(cell, "_value", write_at(type(self), jnp.asarray(old), _raw(index), new))
 
     # -- the array protocol ----------------------------------------------------------------------
 

@@ -256,6 +256,23 @@ class TestIndexing:
                 v[...] = jnp.zeros(shape, A.dtype)
         assert v.value is A
 
+    @pytest.mark.parametrize("index", [3, -4, (0, 2), (slice(None), -3), np.int64(3)])
+    def test_a_write_out_of_range_is_refused(self, index):
+        v = ab.Variable(jnp.zeros((3, 2)))
+        with pytest.raises(
+            ab.errors.IndexWriteError, match=r"axis \d of a Variable of shape \(3, 2\)"
+        ):
+            v[index] = 1.0
+        with pytest.raises(ab.errors.IndexWriteError):
+            ab.jit(lambda v: v.__setitem__(index, 1.0))(v)
+        assert not v.value.any()
+
+    @pytest.mark.parametrize("index", [2, -3, (0, 1), (slice(None), -2), (None, 2), (..., 1), True])
+    def test_other_writes_by_index_are_those_of_jax(self, index):
+        v = ab.Variable(jnp.zeros((3, 2)))
+        v[index] = 1.0
+        assert v.value.tolist() == jnp.zeros((3, 2)).at[index].set(1.0).tolist()
+
     def test_a_python_integer_does_not_become_a_float_by_index(self):
         v = ab.Variable(1)
         with pytest.raises(TypeError, match="rounded"):
