@@ -32,7 +32,8 @@ from jax.interpreters import mlir
 import anabranch as ab
 from anabranch import _jax
 from anabranch.contextvars_ext import _stack
-from anabranch.graph import _delta, _scope, _tokens
+from anabranch.graph import _scope, _tokens
+from anabranch.graph._flatten import COMMITS
 from anabranch.graph._kind import Kind
 from anabranch.transforms import _captured as _captured_values
 from anabranch.transforms import _lifting
@@ -229,9 +230,9 @@ def left_open() -> list[str]:
         "traces": [] if _jax.is_root(_jax.current_trace()) else [_jax.current_trace()],
     }
     found = [f"{name}: {held}" for name, held in state.items() if held]
-    if not _delta._COMMIT.acquire(blocking=False):
+    if not COMMITS.lock.acquire(blocking=False):
         return [*found, "the lock of commit is held"]
-    _delta._COMMIT.release()
+    COMMITS.lock.release()
     return found
 
 
