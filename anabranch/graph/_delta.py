@@ -304,7 +304,7 @@ def commit(
 
 def commit_values(variables: Sequence[Variable], values: Sequence[Any]) -> None:
     """Write new values to Variables of ours, all or nothing: as `commit`, with less to see to."""
-    with _COMMIT:
+    with COMMITS.lock:
         for variable in {id(v._token): v for v in variables}.values():  # one for each token
             check_owned(variable, variable._token, "write the value")
         old = [variable._value for variable in variables]
