@@ -70,19 +70,21 @@ class _Own(NamedTuple):
     cls: type
     kind: Kind
     names: list[str]
-    values: list[Any]  # None for arrays
+    values: list[Any]  # None for those that are left out
     arrays: list[int]  # positions
+    left_out: list[int]  # those, and those that lead to the plans of the root
 
     def read(self, root: Any) -> list[Any] | None:
         """Return the arrays in it, or None if it has changed."""
-        attributes = _attributes_of(root, self.kind)
+        attributes: Any = self.kind.attributes(root)
         if type(root) is not self.cls or [*attributes] != self.names:
             return None
         now = [*attributes.values()]
         arrays = [now[i] for i in self.arrays]
-        for i in self.arrays:
+        for i in self.left_out:
             now[i] = None
-        return arrays if all(map(operator.is_, now, self.values)) else None
+        same = len(now) == len(self.values) and all(map(operator.is_, now, self.values))
+        return arrays if same and (not arrays or are_arrays(arrays)) else None
 
 
 class Segment(Watcher):
@@ -288,10 +290,11 @@ class _Maker:
         if attributes is None:
             raise Unplannable
         if index == self.index:
-            now = _attributes_of(obj, kind)
-            arrays = [[*now].index(names[i]) for i, _ in leaves]
-            values = [None if i in arrays else value for i, value in enumerate(now.values())]
-            self.segment.own = _Own(type(obj), kind, [*now], values, arrays)
+            every = [*attributes]
+            arrays = [every.index(names[i]) for i, _ in leaves]
+            left_out = [*arrays, *[every.index(name) for name in every if name in kind.bookkeeping]]
+            values = [None if i in left_out else x for i, x in enumerate(attributes.values())]
+            self.segment.own = _Own(type(obj), kind, every, values, arrays, left_out)
             self.of_own += [leaf for _, leaf in leaves]
         else:
             self.segment.visit.add(obj, attributes)
@@ -402,12 +405,6 @@ def give(root: Any, plan: Any, segment: Segment) -> None:
             if not known.fresh:
                 owned.pop(other, None)
         owned[plan] = segment
-
-
-def _attributes_of(obj: Any, kind: Kind) -> dict[str, Any]:
-    """Return the attributes of an object, but for what leads to its plans."""
-    attributes = kind.attributes(obj) or {}
-    return {name: value for name, value in attributes.items() if name not in kind.bookkeeping}
 
 
 def _is_immutable(obj: Any) -> bool:
