@@ -96,7 +96,8 @@ class _Recorded:
 
     def _single(self, name: str) -> Any:
         variable = attributes_of(self._records).get(self._key(name))
-        if variable is not None and type(variable) is not self._kind:
+        known = variable is None or self._is_perturbation or type(variable) is self._kind
+        if not known:
             raise StructureError(
                 f"{name!r} is recorded as {type(variable).__name__} and as {self._kind.__name__}: "
                 "use two names"

@@ -175,6 +175,26 @@ def test_gradients_of_intermediate_values_are_those_of_flax():
     )
 
 
+@pytest.mark.parametrize("kind", [jax.Array, ab.Perturbation, nnx.Perturbation])
+def test_perturbations_may_be_given_as_any_kind(kind):
+    given = ab.State.from_flat({("a", "y"): jnp.array(0.5)}, kinds=kind)
+    assert ab.capture(Net(), init=given)(1.0)[0] == (2 + 0.5) * 3
+    assert ab.capture(OurNet(Block), init=given)(1.0)[0] == (2 + 0.5) * 3
+
+
+def test_one_name_for_two_kinds_of_values_is_refused():
+    class Other(nnx.Intermediate[Any]):
+        pass
+
+    class M(nnx.Module):
+        def __call__(self, x: Any) -> None:
+            for kind in (nnx.Intermediate, Other):
+                self.sow(kind, "x", x, init_fn=lambda: 0.0, reduce_fn=lambda a, b: a + b)
+
+    with pytest.raises(AnabranchError, match="two names"):
+        ab.capture(M())(1.0)
+
+
 def test_values_that_a_function_reduces_are_one_value():
     class Sum(nnx.Module):
         def __call__(self, x: Any) -> Any:
