@@ -41,7 +41,7 @@ _attributes_of_class = vars(type)["__dict__"].__get__
 class _Place(NamedTuple):
     """Something that has names for what it holds."""
 
-    name: str  # of what it holds; "{}" stands for the name in it
+    name: tuple[str, str]  # what is written before, and after, the name of what it holds
     read: Callable[[], Iterable[tuple[str, Any]]]
     put: Callable[[str, Any], None]
     delete: Callable[[str], None]
@@ -80,7 +80,7 @@ class Places:
             How these places are called.
         """
         found: list[str] = []
-        for name, read, put, delete, before in self._places:
+        for (start, end), read, put, delete, before in self._places:
             for key, x in read():
                 old = before.get(key, ABSENT)
                 if old is not x and _reaches_inside(x, scope):
@@ -88,12 +88,12 @@ class Places:
                         delete(key)
                     else:
                         put(key, old)
-                    found.append(name.format(key))
+                    found.append(f"{start}{key}{end}")
         return found
 
     def _add(
         self,
-        name: str,
+        name: tuple[str, str],
         read: Callable[[], Iterable[tuple[str, Any]]],
         put: Callable[[str, Any], None],
         delete: Callable[[str], None],
@@ -101,7 +101,7 @@ class Places:
         self._places.append(_Place(name, read, put, delete, dict(read())))
 
     def _add_dict(self, name: str, held: dict[str, Any]) -> None:
-        self._add(f"{name}.{{}}", lambda: [*held.items()], held.__setitem__, held.__delitem__)
+        self._add((f"{name}.", ""), lambda: [*held.items()], held.__setitem__, held.__delitem__)
 
     def _follow(self, x: Any, name: str, hidden: bool) -> None:
         cls: Any = type(x)
@@ -126,7 +126,7 @@ class Places:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         if cells:
             self._add(
-                f"{{}} (a variable of {called.rpartition('.<locals>.')[0]})",
+                ("", f" (a variable of {called.rpartition('.<locals>.')[0]})"),
                 lambda: [(key, c.cell_contents) for key, c in cells.items() if is_filled(c)],
                 lambda key, x: setattr(cells[key], "cell_contents", x),
                 lambda key: delattr(cells[key], "cell_contents"),
@@ -134,7 +134,7 @@ class Places:
         stored = names_in(function.__code__).stored
         if stored:
             self._add(
-                f"{{}} (a global of {scope.get('__name__')})",
+                ("", f" (a global of {scope.get('__name__')})"),
                 lambda: [(key, scope[key]) for key in stored if key in scope],
                 scope.__setitem__,
                 scope.__delitem__,
@@ -148,7 +148,7 @@ class Places:
             return
         name, attributes = cls.__qualname__, _attributes_of_class(cls)
         self._add(
-            f"{name}.{{}} (an attribute of the class)",
+            (f"{name}.", " (an attribute of the class)"),
             lambda: [*attributes.items()],
             functools.partial(type.__setattr__, cls),
             functools.partial(type.__delattr__, cls),
@@ -198,7 +198,7 @@ class Places:
             slots = _module.slot_names(cls)
             if slots:
                 self._add(
-                    f"{name}.{{}}",
+                    (f"{name}.", ""),
                     lambda: [(k, y) for k in slots if (y := read_slot(x, k)) is not ABSENT],
                     functools.partial(object.__setattr__, x),
                     functools.partial(object.__delattr__, x),

@@ -220,14 +220,14 @@ def test_methods_of_arguments_are_looked_at():
 
 
 def test_the_name_of_a_place_is_how_the_code_reaches_it():
-    registry = types.SimpleNamespace(runs=[types.SimpleNamespace(best={"loss": Slotted()})])
+    registry = types.SimpleNamespace(runs=[types.SimpleNamespace(best={"{loss}": Slotted()})])
 
     def f(x: Any) -> None:
-        registry.runs[0].best["loss"].last = x
+        registry.runs[0].best["{loss}"].last = x
 
-    with pytest.raises(CapturedWriteError, match=r"registry\.runs\[0\]\.best\['loss'\]\.last"):
+    with pytest.raises(CapturedWriteError, match=r"registry\.runs\[0\]\.best\['\{loss\}'\]\.last"):
         transforms.jit(f)(1.0)
-    assert not hasattr(registry.runs[0].best["loss"], "last")
+    assert not hasattr(registry.runs[0].best["{loss}"], "last")
 
 
 def test_a_function_that_fails_leaves_nothing():
