@@ -184,7 +184,7 @@ class Places:
             pending += [(y, name, hidden) for y in (x.func, *x.args, *x.keywords.values())]
         elif rule is _kinds.DICT:
             items = itertools.islice([*x.items()], _LONG)
-            pending += [(y, f"{name}[{key!r}]", hidden) for key, y in items]
+            pending += [(y, f"{name}[{_shown(key)}]", hidden) for key, y in items]
         elif rule in _SEQUENCES:
             elements = itertools.islice([*x], _LONG)
             pending += [(y, f"{name}[{i}]", hidden) for i, y in enumerate(elements)]
@@ -243,6 +243,10 @@ def refuse_leaks(names: list[str]) -> None:
             "leave nothing; it was put back. Return the value, or hold it in a Variable or in an "
             "attribute of a Module"
         )
+
+
+def _shown(key: Any) -> str:
+    return repr(key) if type(key) in (str, int) else "..."  # no code of the user is run
 
 
 def _library_of(module: Any) -> str:

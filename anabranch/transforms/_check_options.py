@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
@@ -40,6 +40,8 @@ def _one_or_many(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     def is_one_or_many(x: Any) -> bool:
         if x is None or check(x):
             return True
+        if isinstance(x, Iterator):
+            return True  # it can be read only once
         plain = isinstance(x, Iterable) and not isinstance(x, (str, Mapping, jax.Array))
         return plain and all(map(check, x))
 

@@ -257,6 +257,8 @@ def _check_is_readable(error: BaseException) -> None:
 def test_right_options_are_taken():
     ab.jit(f, static_argnums=(), static_argnames=("x",), donate_argnums=[0], inline=True)
     ab.jit(f, static_argnums=np.int64(1), donate_argnames="m", keep_unused=np.bool_(False))
+    named = ab.jit(lambda x, name: x * len(name), static_argnames=(n for n in ["name"]))
+    assert float(named(1.0, name="four")) == 4.0
     ab.pmap(f, devices=jax.devices(), axis_name="i", backend=None)
     ab.remat(f, policy=jax.checkpoint_policies.everything_saveable)
     ab.scan(lambda c, x: (c, x), unroll=True)(0.0, X)
