@@ -24,7 +24,7 @@ import functools
 import operator
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anabranch import _jax
@@ -133,7 +133,7 @@ class _Follower:
         self._read(arguments)
         self._call()
         self._write(arguments)
-        self._return()
+        self._return(arguments)
         return source.compile()
 
     def _compare_captures(self, watch: Watch) -> None:
@@ -287,12 +287,15 @@ class _Follower:
         writer = self.writer
         written = [self._object(index, arguments) for index in writer.indices]
         places = {write.entry for write in (*writer.cells, *writer.trees)}
-        objects = [f"{index}: {self._object(index, arguments)}" for index in sorted(places)]
         variables = f"({', '.join(written)}{',' if written else ''})"
-        inputs = f"[{', '.join(self.inputs)}]"
-        resolve = f"{{{', '.join(objects)}}}.__getitem__"
+        inputs, resolve = f"[{', '.join(self.inputs)}]", self._resolver(places, arguments)
         self.source.add(f"if not writer.write({variables}, {resolve}, {inputs}, out):")
         self.source.add(f"return finish(plan, {inputs}, args, kwargs, report, groups)", 2)
+
+    def _resolver(self, indices: Iterable[int], arguments: Arguments) -> str:
+        """Return an expression for what finds some objects by their indices."""
+        objects = [f"{index}: {self._object(index, arguments)}" for index in sorted(indices)]
+        return f"{{{', '.join(objects)}}}.__getitem__"
 
     def _write_cell(self, arguments: Arguments) -> None:
         """Write one array that is an attribute or an element."""
@@ -358,17 +361,17 @@ class _Follower:
     def _value(self, place: int) -> str:
         return self.places[place] if place >= 0 else f"out[{~place}]"
 
-    def _return(self) -> None:
+    def _return(self, arguments: Arguments) -> None:
         result = self.writer.result
-        if result.takes_objects:
-            raise Unplannable
         if result.constant is not None:
             value = self.source.constant(result.constant[0])
         elif result.items is not None:
             items = ", ".join(map(self._value, result.items))
             value = f"({items},)" if result.is_tuple else items
         else:
-            raise Unplannable
+            self.source.names["make_result"] = result.make
+            resolve = self._resolver({index for index, _ in result.objects}, arguments)
+            value = f"make_result([{', '.join(self.inputs)}], out, {resolve})"
         self.source.add(f"return {value}")
 
 

@@ -327,11 +327,6 @@ class Result:
         found, treedef = jax.tree.flatten(built)
         return treedef, [source_of[id(leaf)] for leaf in found]
 
-    @property
-    def takes_objects(self) -> bool:
-        """Whether something of the arguments is in the result."""
-        return bool(self.objects)
-
     def _simplify(self) -> None:
         root = self._root
         if type(root) is tuple and root[:1] == (_static.HASHED,):

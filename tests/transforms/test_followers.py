@@ -261,6 +261,27 @@ def test_a_list_that_is_passed_twice_or_hangs_on_the_module():
     assert same(net, net.items)
 
 
+def test_what_is_returned_is_the_callers_own_or_new(monkeypatch):
+    def call(net, x):
+        net.n.value += 1
+        first = net.layers[0]
+        return {"layer": first, "list": [net, first.w, x * net.n], "rate": first.rate, "new": Net()}
+
+    net, jitted = Net(), transforms.jit(call)
+    for _ in range(3):
+        jitted(net, 1.0)
+    monkeypatch.setattr(Plans, "call", None)  # from here on, calls are followed
+    results = [jitted(net, 2.0) for _ in range(2)]
+    for i, found in enumerate(results):
+        assert found["layer"] is net.layers[0]
+        assert found["list"][0] is net
+        assert found["list"][1] is net.layers[0].w
+        assert float(found["list"][2]) == 2.0 * (4 + i)
+        assert found["rate"] == 0.5
+    assert results[0]["new"] is not results[1]["new"]
+    assert results[0]["new"].layers[1].w.value.tolist() == [2.0, 2.0]
+
+
 def test_models_that_are_called_in_turn_do_not_mix():
     nets, jitted = [Net(), Net(), Net()], transforms.jit(step)
     for i in range(12):
