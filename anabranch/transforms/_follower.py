@@ -41,6 +41,7 @@ from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._writer import Writer, holder_of, read_cell
 
 _FEW = 4  # objects that are named one by one; more are picked in one call
+_ELEMENTS = 128  # of lists that are named one by one; more are compared in one call
 
 
 def make_follower(
@@ -192,18 +193,38 @@ class _Follower:
                 source.add(f"x{i} = s{i}.read({arguments.roots[part.root]}, True)")
                 source.unless(f"x{i} is not None")
             else:
-                names = [(source.fresh(), source.fresh()) for _ in segment.lists]
-                if names:
-                    pairs = ", ".join([f"({items}, {held})" for items, held in names])
-                    source.add(f"{pairs}, = s{i}.lists")
-                for items, held in names:
-                    same = f"len({items}) == len({held}) and all(map(is_, {items}, {held}))"
-                    source.unless(same)
+                self._compare_lists(i, segment.lists)
                 source.add(f"x{i} = [v._value for v in s{i}.variables]")
             self.places += [f"x{i}[{n}]" for n in range(len(segment.leaves))]
             self.inputs.append(f"*x{i}")
         self._take_leaves(arguments.leaves[at:])
         source.unless("COMMITS.begun is ended")  # else it may be half of what another thread writes
+
+    def _compare_lists(self, number: int, lists: Sequence[tuple[list[Any], list[Any]]]) -> None:
+        """Compare lists with what they held: the elements by name if there are not too many."""
+        if not lists:
+            return
+        source = self.source
+        if sum(len(held) for _, held in lists) > _ELEMENTS:
+            source.add(f"for items, held in s{number}.lists:")
+            source.add(
+                "if not (len(items) == len(held) and all(map(is_, items, held))): return AGAIN", 2
+            )
+            return
+        pairs: list[str] = []
+        same: list[str] = []
+        for _, held in lists:
+            names = [(source.fresh(), source.fresh()) for _ in held]
+            targets = [
+                f"({''.join([f'{name}, ' for name in side])})" for side in zip(*names, strict=True)
+            ]
+            pairs.append(f"({', '.join(targets or ['()', '()'])})")
+            same += [f"{now} is {then}" for now, then in names]
+        source.add("try:")
+        source.add(f"{', '.join(pairs)}, = s{number}.lists", 2)
+        source.add("except ValueError: return AGAIN")  # one of them has another length
+        if same:
+            source.unless(" and ".join(same))
 
     def _take_leaves(self, names: Sequence[str]) -> None:
         self.places += names
