@@ -14,8 +14,10 @@ import jax
 
 from anabranch.graph import _kinds, _static
 from anabranch.graph._graphdef import Edge, Entry
+from anabranch.graph._leaf_info import DeferredInfos, LeafInfos
 from anabranch.transforms._spine import are_arrays
 
+_NONE = _static.encode(None)
 _VALUES = frozenset({_kinds.TUPLE, _kinds.PYTREE})
 
 
@@ -68,7 +70,7 @@ def tree_entries(entries: Entries, edge: Edge) -> list[int] | None:
     while pending:
         index = pending.pop()
         entry = entries(index)
-        if entry.kind not in _VALUES:
+        if entry.kind not in _VALUES or not _is_compared_exactly(entry):
             return None
         found.append(index)
         for child in entry.edges:
@@ -80,6 +82,14 @@ def tree_entries(entries: Entries, edge: Edge) -> list[int] | None:
             else:
                 pending.append(child)
     return found if has_arrays else None
+
+
+def _is_compared_exactly(entry: Entry) -> bool:
+    """Tell whether JAX, which compares static parts with `==`, tells all of them apart."""
+    if entry.kind is _kinds.TUPLE:
+        return True
+    _, exact = entry.extra
+    return exact is None or exact == _NONE or exact[1] in (LeafInfos, DeferredInfos)
 
 
 def _is_structure(edge: Any) -> bool:

@@ -145,6 +145,31 @@ def test_a_variable_in_the_place_of_an_array_is_seen():
     assert jitted(opt)[1][1] == ("variable", 4)
 
 
+@jax.tree_util.register_pytree_node_class
+class Scaled:
+    def __init__(self, x: Any, by: Any) -> None:
+        self.x, self.by = x, by
+
+    def tree_flatten(self) -> Any:
+        return (self.x,), self.by
+
+    @classmethod
+    def tree_unflatten(cls, by: Any, children: Any) -> Any:
+        return cls(*children, by)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_static_part_is_compared_by_type_too(place):
+    opt = place((Scaled(jnp.ones(2), 1), jnp.zeros(1)))
+    jitted = transforms.jit(lambda opt: type(opt.state[0].by).__name__)
+    jitted(opt)
+    jitted(opt)
+    for by, name in ((True, "bool"), (1.0, "float"), (1, "int")):
+        opt.state = (Scaled(jnp.ones(2), by), opt.state[1])  # equal, to JAX
+        assert jitted(opt) == name
+        assert jitted(opt) == name
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_what_one_function_writes_another_one_reads(place):
     model = Model()
