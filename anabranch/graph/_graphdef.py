@@ -20,7 +20,7 @@ import jax
 
 from anabranch.graph import _static, _table
 from anabranch.graph._leaf_info import LeafInfo
-from anabranch.graph._table import Edge, Entry
+from anabranch.graph._table import Edge, Entry, Spec
 
 Path: TypeAlias = "tuple[Hashable, ...]"
 
@@ -161,7 +161,10 @@ class GraphDef:
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash(self._key)
+            tokens, *rest = self._key
+            if tokens is not None:
+                tokens = tuple([t.hash if type(t) is Spec else t for t in tokens])
+            self._hash = hash((tokens, *rest))
         return self._hash
 
     def __eq__(self, other: object) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Sequence
 import jax
 
 from anabranch.errors import StructureError, bounded, first_few
+from anabranch.graph import _static
 from anabranch.graph._filters import Path
 
 _SHOWN_INFOS = 8
@@ -138,6 +139,9 @@ class DeferredInfos:
 
     def __reduce__(self) -> tuple[type, tuple[typing.Any, ...]]:
         return LeafInfos, (self.found(),)
+
+
+_static.SAME_AS[DeferredInfos] = LeafInfos
 
 
 class _HasInfos(typing.Protocol):

@@ -26,6 +26,9 @@ OPAQUE = "opaque"  # made by the walk: an object that is compared by identity an
 # `1 == True` but their types differ; these types need no more than a type tag.
 EXACT_BY_TYPE = frozenset({int, str, bool, bytes, type(None), type(...), type(NotImplemented)})
 
+SAME_AS: dict[type, type] = {}
+"""Classes whose instances are those of another one in disguise, to `==` and `hash` as well."""
+
 HOLDERS: list[type] = []
 """Classes that hash by identity but hold arrays: filled by `_classify`."""
 
@@ -69,7 +72,7 @@ def encode(value: Any) -> Encoded:
         ) from None
     if cls.__module__ == "decimal":
         return (HASHED, cls, value, str(value))  # 1 and 1.0 are equal, and are written differently
-    return (HASHED, cls, value)
+    return (HASHED, SAME_AS.get(cls, cls), value)
 
 
 _DECODERS: dict[str, Callable[[Encoded], Any]] = {

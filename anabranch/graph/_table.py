@@ -42,10 +42,12 @@ _entry: Callable[[tuple[Any, ...]], Entry] = functools.partial(tuple.__new__, En
 class Spec:
     """All of an entry but its edges. Equal ones are the same object: see `spec_of`."""
 
-    __slots__ = ("__weakref__", "cls", "extra", "keys", "kind")
+    __slots__ = ("__weakref__", "cls", "extra", "hash", "keys", "kind")
 
     def __init__(self, kind: Kind, cls: Any, extra: Any, keys: Any) -> None:
         self.kind, self.cls, self.extra, self.keys = kind, cls, extra, keys
+        self.hash = hash((kind, cls, extra, keys))
+        """Of the fields, so that it is the same for the next one that is equal to this one."""
 
 
 class _NewLeaf:

@@ -14,7 +14,7 @@ import jax
 
 from anabranch.graph import _kinds, _static
 from anabranch.graph._graphdef import Edge, Entry
-from anabranch.graph._leaf_info import DeferredInfos, LeafInfos
+from anabranch.graph._leaf_info import LeafInfos
 from anabranch.transforms._spine import are_arrays
 
 _NONE = _static.encode(None)
@@ -89,7 +89,7 @@ def _is_compared_exactly(entry: Entry) -> bool:
     if entry.kind is _kinds.TUPLE:
         return True
     _, exact = entry.extra
-    return exact is None or exact == _NONE or exact[1] in (LeafInfos, DeferredInfos)
+    return exact is None or exact == _NONE or exact[1] is LeafInfos
 
 
 def _is_structure(edge: Any) -> bool:

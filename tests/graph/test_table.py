@@ -15,6 +15,7 @@ import anabranch as ab
 from anabranch.errors import NodeTypeError, UpdateError
 from anabranch.graph import _table
 from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._kinds import LIST
 
 
 class Pair(NamedTuple):
@@ -175,3 +176,18 @@ class TestAFailedSplit:
                 twin = ctx.merge(graphdef, state)
         assert twin[0] is bad
         assert twin[1] is good
+
+
+def test_equal_graphdefs_have_one_hash_however_long_they_live():
+    def graphdef():
+        return ab.graphdef([ab.Param(1.0, tag=object), {"a": ab.Variable(2.0)}])
+
+    def made_and_dropped():
+        found = hash(graphdef())
+        gc.collect()
+        return found
+
+    first = made_and_dropped()
+    others = [_table.Spec(LIST, list, None, range(i)) for i in range(1000)]  # in their memory
+    assert made_and_dropped() == first == hash(graphdef())
+    assert len(others) == 1000

@@ -36,8 +36,10 @@ from tests.property.spread import Spread, slice_of
 
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 _ENOUGH = 5
-_PLACE = re.compile(r"\b(args|kwargs|init_val|the return value|the function)\b")
-"""What the path in an error starts with."""
+_PLACE = re.compile(
+    r"\b(args|kwargs|init_val|the return value|the function)\b|^\s+[a-z]\w*([.\[]| is | has )", re.M
+)
+"""What the path in an error starts with; a name if the function captures the object."""
 _EXACT_TYPES = (int, float, complex, bool, str, bytes, type(None))
 
 
