@@ -191,7 +191,7 @@ def run_with_prologue(
             raise _not_enough(prologue, str(error)) from None
         except AnabranchError:
             raise
-        except Exception as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             if prologue.is_repeated:
                 raise  # the loop in Python does so, too
             text = f"{type(error).__name__}: {error}"
