@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from anabranch.graph import _classify, _kinds
-from anabranch.graph._function import global_names, is_library
+from anabranch.graph._function import global_names, is_filled, is_library
 from anabranch.graph._kinds import Kind
 
 _MOST = 512  # places; functions that reach more are followed anew on every call
@@ -43,7 +43,7 @@ class _Function(NamedTuple):
         found: list[Any] = []
         if self.filled:
             cells = function.__closure__ or ()
-            if tuple(map(_is_filled, cells)) != self.filled:
+            if tuple(map(is_filled, cells)) != self.filled:
                 return None
             found += [c.cell_contents for c, full in zip(cells, self.filled, strict=True) if full]
         scope = function.__globals__
@@ -158,7 +158,7 @@ class Watch:
         names = () if is_library(scope) else global_names(function.__code__)
         added = _Function(
             weakref.ref(function),
-            tuple(map(_is_filled, function.__closure__ or ())),
+            tuple(map(is_filled, function.__closure__ or ())),
             tuple([name for name in names if name in scope]),
             tuple([name for name in names if name not in scope]),
         )
@@ -187,14 +187,6 @@ class Watch:
             self._live += (x, x.values())
             return tuple(x.values())
         return ()
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018 - an empty one raises
-    except ValueError:
-        return False
-    return True
 
 
 def _is_weak(x: Any) -> bool:
