@@ -124,6 +124,10 @@ class Kind:
         """Return the dictionary with all that is read of an object, if there is one."""
         return None
 
+    def records_names(self, obj: Any) -> bool:
+        """Tell whether something that an object refers to is replaced when names change."""
+        return False
+
     def kept_plans(self, obj: Any) -> Any:
         """Return where a root keeps what plans know of it, by plan."""
         raise NotImplementedError

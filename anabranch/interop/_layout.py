@@ -193,6 +193,15 @@ def static_nodes_without(static: Any, names: Sequence[str]) -> Any:
     return tuple([pair for pair in static if pair[0] not in names])
 
 
+def records_names(obj: Any) -> bool:
+    """Tell whether flax replaces the bookkeeping of an object that gets or loses an attribute."""
+    attributes = vars(obj)
+    nodes = attributes[NODES]
+    return getattr(obj, f"{_PREFIX}__is_pytree", False) and all(
+        name in nodes or name in OWN for name in attributes
+    )
+
+
 def nodes_of(static: Any) -> Any:
     """Return which attributes are data, as flax keeps it."""
     return static if isinstance(static, frozenset) else _MAPPING_TYPE(dict(static), copy=False)

@@ -95,6 +95,9 @@ class _ObjectKind(Kind):
     def attributes(self, obj: Any) -> dict[str, Any] | None:
         return vars(obj)
 
+    def records_names(self, obj: Any) -> bool:
+        return _layout.records_names(obj)
+
     def kept_plans(self, obj: Any) -> Any:
         return _layout.plans_of(vars(obj)[STATE])
 

@@ -35,7 +35,7 @@ from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._call import Selection
 from anabranch.transforms._lifting import known_of
 from anabranch.transforms._plan import AGAIN, Plan
-from anabranch.transforms._segment import Segment
+from anabranch.transforms._segment import Attributes, Segment
 from anabranch.transforms._source import FILE, Arguments, Source
 from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._writer import Writer, holder_of, read_cell
@@ -189,7 +189,11 @@ class _Follower:
         for i, (part, segment) in enumerate(zip(self.plan.parts, self.segments, strict=True)):
             self._take_leaves(arguments.leaves[at : part.start])
             at = part.start
-            if segment.lists is None:
+            if segment.attributes is not None:
+                self._compare_attributes(i, segment.attributes, arguments.roots[part.root])
+                source.add(f"x{i} = s{i}.visit.read()")
+                source.unless(f"x{i} is not None")
+            elif segment.lists is None:
                 source.add(f"x{i} = s{i}.read({arguments.roots[part.root]}, True)")
                 source.unless(f"x{i} is not None")
             else:
@@ -199,6 +203,21 @@ class _Follower:
             self.inputs.append(f"*x{i}")
         self._take_leaves(arguments.leaves[at:])
         source.unless("COMMITS.begun is ended")  # else it may be half of what another thread writes
+
+    def _compare_attributes(self, number: int, own: Attributes, root: str) -> None:
+        """Compare the attributes of a root that cannot report a write, all by name."""
+        source = self.source
+        attributes, pairs = source.fresh(), [(source.fresh(), source.fresh()) for _ in own.names]
+        source.add(f"{attributes} = {source.constant(own.kind.attributes)}({root})")
+        if not own.records_names:
+            source.unless(f"[*{attributes}] == s{number}.attributes.names")
+        source.unless(f"type({root}) is {source.constant(own.cls)}")
+        source.add("try:")
+        source.add(f"{''.join([f'{now}, ' for now, _ in pairs])} = {attributes}.values()", 2)
+        source.add("except (ValueError, RuntimeError): return AGAIN")
+        source.add(f"{''.join([f'{then}, ' for _, then in pairs])} = s{number}.attributes.values")
+        compared = [pair for i, pair in enumerate(pairs) if i not in own.left_out]
+        source.unless(" and ".join([f"{now} is {then}" for now, then in compared]))
 
     def _compare_lists(self, number: int, lists: Sequence[tuple[list[Any], list[Any]]]) -> None:
         """Compare lists with what they held: the elements by name if there are not too many."""

@@ -26,12 +26,12 @@ from anabranch.graph._classify import LEAF, NUMBER
 from anabranch.graph._flatten import Flat
 from anabranch.graph._function import is_settled
 from anabranch.graph._graphdef import Edge, Entry
-from anabranch.graph._kind import Cell, Kind, is_same, key_value
+from anabranch.graph._kind import Kind, is_same, key_value
 from anabranch.graph._state import State
 from anabranch.graph._watchers import Watcher, watch
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._trees import TreePlace, leaves_below, tree_entries
-from anabranch.transforms._visit import Visit, VisitOfVariables
+from anabranch.transforms._visit import Visit
 from anabranch.transforms._watch import Unplannable, Watch
 
 _metadata_of = operator.attrgetter("_metadata")
@@ -64,7 +64,7 @@ class _Opened(NamedTuple):
         return arrays if is_same(now, then) and are_arrays(arrays) else None
 
 
-class _Own(NamedTuple):
+class Attributes(NamedTuple):
     """The attributes of a root that cannot report a write; it must not be kept alive."""
 
     cls: type
@@ -73,11 +73,12 @@ class _Own(NamedTuple):
     values: list[Any]  # None for those that are left out
     arrays: list[int]  # positions
     left_out: list[int]  # those, and those that lead to the plans of the root
+    records_names: bool  # see `Kind`
 
     def read(self, root: Any) -> list[Any] | None:
         """Return the arrays in it, or None if it has changed."""
         attributes: Any = self.kind.attributes(root)
-        if type(root) is not self.cls or [*attributes] != self.names:
+        if type(root) is not self.cls or not (self.records_names or [*attributes] == self.names):
             return None
         now = [*attributes.values()]
         arrays = [now[i] for i in self.arrays]
@@ -99,10 +100,8 @@ class Segment(Watcher):
         self.reporting: list[Any] = []  # these, and those that hold trees of arrays
         self.metadata: list[Any] = []  # of those
         self.classes: list[type] = []
-        self.own: _Own | None = None  # of a root that cannot report a write
-        self.others: list[Any] = []  # Variables that cannot
-        self.cell: Cell | None = None  # how one of those is read
-        self.visit = Visit()
+        self.own: Attributes | None = None  # of a root that cannot report a write
+        self.visit = Visit()  # of Variables and other nodes that cannot
         self.places: list[tuple[Any, Any]] = []  # holders and keys of arrays
         self.trees: list[TreePlace] = []
         self.opened: list[_Opened] = []
@@ -113,21 +112,21 @@ class Segment(Watcher):
         self.order: Any = None
         self.lists: list[tuple[list[Any], list[Any]]] | None = None
         """Lists and what they hold, if nothing else but Variables has to be looked at."""
-        self._visit_of_others: VisitOfVariables | None = None
+        self.attributes: Attributes | None = None
+        """Those of the root, if nothing else but the visit has to be looked at."""
 
     def finish(self) -> None:
         """Work out what is needed to compare."""
-        dicts: list[Any] = []
-        if self.cell is not None:
-            self._visit_of_others = VisitOfVariables(self.cell, self.others)
-            dicts += map(self.cell.metadata, self.others)
-        self.visit.finish(dicts)
+        self.visit.finish()
         if self.functions:
             self.watch = Watch(self.functions)
-        more = self.others, self.places, self.trees, self.opened, self.functions, self.constants
-        self._reads_variables = not any(map(bool, (*more, self.own, self.order)))
+        more = self.places, self.trees, self.opened, self.functions, self.constants
+        reads_more = any(map(bool, (*more, self.order)))
+        self._reads_variables = not reads_more and self.own is None
         if self._reads_variables:
             self.lists = self.visit.lists(_FEW)
+        if not (reads_more or self.variables or self.own is None or self.own.arrays):
+            self.attributes = self.own
 
     def read(self, root: Any, metadata: bool) -> Sequence[Any] | None:
         """Return the leaves, or None if the structure has changed.
@@ -139,15 +138,11 @@ class Segment(Watcher):
         if not self.fresh or self.root() is not root or not (metadata or self.has_metadata()):
             return None
         leaves = [variable._value for variable in self.variables]
-        dicts: Sequence[Any] = ()
-        if self._visit_of_others is not None:
-            found = self._visit_of_others.read()
-            if found is None:
+        if self.visit:
+            values = self.visit.read()
+            if values is None:
                 return None
-            values, dicts = found
             leaves += values
-        if (dicts or self.visit) and not self.visit.is_same(dicts):
-            return None
         if self._reads_variables:
             return leaves
         return self._read_more(root, leaves)
@@ -225,7 +220,7 @@ class _Maker:
         if kind is _kinds.VARIABLE:
             self._add_variable(obj, extra, edges[0])
         elif kind.is_variable:
-            self._add_other(kind, obj, extra, leaves)
+            self._add_other(kind, obj, leaves)
         elif kind is _kinds.MODULE:
             self._add_module(obj, keys, edges, leaves)
         elif kind.attributes(obj) is not None:
@@ -274,12 +269,10 @@ class _Maker:
         self.of_trees += leaves
         return True
 
-    def _add_other(self, kind: Kind, obj: Any, extra: Any, leaves: list[tuple[int, int]]) -> None:
-        segment = self.segment
-        segment.cell = segment.cell or kind.cell
-        if not leaves or segment.cell is None or segment.cell is not kind.cell:
+    def _add_other(self, kind: Kind, obj: Any, leaves: list[tuple[int, int]]) -> None:
+        if not leaves:
             raise Unplannable
-        segment.others.append(obj)
+        self.segment.visit.add_variable(kind.cell, obj)
         self.of_others.append(leaves[0][1])
 
     def _add_attributes(
@@ -294,10 +287,12 @@ class _Maker:
             arrays = [every.index(names[i]) for i, _ in leaves]
             left_out = [*arrays, *[every.index(name) for name in every if name in kind.bookkeeping]]
             values = [None if i in left_out else x for i, x in enumerate(attributes.values())]
-            self.segment.own = _Own(type(obj), kind, every, values, arrays, left_out)
+            self.segment.own = Attributes(
+                type(obj), kind, every, values, arrays, left_out, kind.records_names(obj)
+            )
             self.of_own += [leaf for _, leaf in leaves]
         else:
-            self.segment.visit.add(obj, attributes)
+            self.segment.visit.add(obj, attributes, records_names=kind.records_names(obj))
             self._add_places(attributes, [*map(key_value, names)], leaves)
 
     def _add_places(self, holder: Any, keys: Any, leaves: list[tuple[int, int]]) -> None:

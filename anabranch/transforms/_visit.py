@@ -2,20 +2,25 @@
 
 Lists, dictionaries, dataclasses and the objects of flax tell nobody when they are written, so they
 are looked at on every call. They are visited the way the garbage collector visits them, with
-`gc.get_referents`, many objects in one call, and what they refer to is compared by identity with
+`gc.get_referents`, all objects in one call, and what they refer to is compared by identity with
 what they referred to before. A visit gives the values of a dictionary but not its names, and does
-not tell where one object ends and the next begins: names and sizes are compared, too.
+not tell where one object ends and the next begins: names and sizes are compared, too, unless an
+object of flax keeps a record of its names, which is replaced when they change.
 
 An object with attributes is visited along with its dictionary: which of the two shows the values
-depends on the release of Python, both together always do.
+depends on the release of Python, both together always do. A Variable of flax is visited along with
+its metadata.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from ctypes import c_char, c_size_t, sizeof
 from gc import get_referents
-from itertools import chain, combinations, compress
+from itertools import chain, combinations, compress, groupby
+from operator import not_
+from struct import Struct
 from typing import Any, cast
 
 import numpy as np
@@ -25,80 +30,141 @@ from anabranch.graph._kind import Cell
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import picker
 
+_FEW = 30  # arrays that are left out; from then on NumPy is faster
+_SIZE = sizeof(c_size_t)
+_address_at = c_size_t.from_address
+_ELEMENTS = list.__basicsize__ - 2 * _SIZE
+"""Where in a list CPython keeps the address of the elements; how many have room comes last."""
+
 
 class Visit:
-    """What nodes refer to. Arrays are left out: they may differ from call to call."""
+    """What Variables and other nodes refer to.
+
+    Arrays are left out, but for those in metadata: they may differ from call to call.
+    """
 
     def __init__(self) -> None:
+        self.variables: list[Any] = []
+        self._cell: Cell | None = None  # how one of them is read
         self._objects: list[Any] = []
         self._sized: list[Any] = []
         self._named: list[Iterable[Any]] = []
 
-    def add(self, *objects: Any) -> None:
-        """Add nodes: lists, dictionaries, objects with attributes."""
+    def add_variable(self, cell: Cell | None, variable: Any) -> None:
+        """Add a Variable whose value is an array.
+
+        Raises:
+            Unplannable: it is read in another way than the others.
+        """
+        self._cell = self._cell or cell
+        if cell is None or cell is not self._cell:
+            raise Unplannable
+        self.variables.append(variable)
+
+    def add(self, *objects: Any, records_names: bool = False) -> None:
+        """Add nodes: lists, dictionaries, objects with attributes.
+
+        Arguments:
+            objects: the nodes.
+            records_names: they refer to something that is replaced when a name changes.
+        """
         for obj in objects:
             self._objects.append(obj)
+            if records_names:
+                continue
             if isinstance(obj, (list, deque, dict)):
                 self._sized.append(obj)
             if isinstance(obj, dict):
                 self._named.append(cast("Any", obj))
 
-    def finish(self, dicts: Sequence[Any]) -> None:
+    def finish(self) -> None:
         """Remember what they refer to now.
 
-        Arguments:
-            dicts: further ones, to be compared with those that are given to `is_same`; the order of
-                their names means nothing.
+        Raises:
+            Unplannable: a visit does not tell the parts of a Variable apart.
         """
-        now = get_referents(*dicts, *self._objects)
-        kept = [not is_array(x) for x in now]
+        values, total = self._find_values()
+        metadata = [*map(self._cell.metadata, self.variables)] if self._cell else []
+        self._visited = (*self.variables, *metadata, *self._objects)
+        now = get_referents(*self._visited)
+        later = total + sum(map(len, map(get_referents, metadata)))
+        left_out = {*values, *[i for i in range(later, len(now)) if is_array(now[i])]}
+        kept = [i not in left_out for i in range(len(now))]
         self._snapshot = [*compress(now, kept)]  # so that addresses stay those of these objects
+        self._values: Callable[[Any], Sequence[Any]] = picker(values)
         self._total = len(now)
-        self._kept = None if all(kept) else np.flatnonzero(kept)
-        self._addresses = _addresses_of(self._snapshot, len(self._snapshot))
-        self._sizes = [*map(len, self._sized)]
+        self._elements_at = (c_char * (_SIZE * self._total)).from_address
+        self._pick = _picker(kept)
+        self._addresses = self._pick(self._elements_of(now))
+        apart = [*map(_tells_values_apart, metadata)]
+        self._compared = [*compress(metadata, apart)]
+        self._copies = _copies_of(self._compared)
+        self._named += compress(metadata, map(not_, apart))
         self._names = [*chain.from_iterable(self._named)]
-        self._copies = [*map(dict, dicts)]
-        self._names_of_dicts = None
-        if not all(map(_tells_values_apart, self._copies)):
-            self._names_of_dicts = [*map(list, dicts)]
+        self._sizes = [*map(len, self._sized)]
+
+    def _find_values(self) -> tuple[list[int], int]:
+        """Return where a visit of the Variables meets their values, and how much it meets."""
+        places: list[int] = []
+        total = 0
+        for variable in self.variables:
+            ids = [*map(id, get_referents(variable))]
+            cell = cast("Cell", self._cell)
+            value = id(cell.read(variable))
+            if any(ids.count(part) != 1 for part in (value, id(cell.metadata(variable)))):
+                raise Unplannable
+            places.append(total + ids.index(value))
+            total += len(ids)
+        return places, total
 
     def __bool__(self) -> bool:
-        return bool(self._objects)
+        return bool(self._visited)
 
-    def is_same(self, dicts: Sequence[Any]) -> bool:
-        """Tell whether all refer to what they did."""
-        now = get_referents(*dicts, *self._objects)
-        if len(now) != self._total:
-            return False
+    def read(self) -> Sequence[Any] | None:
+        """Return the values of the Variables, or None if something is not what it was."""
+        now = get_referents(*self._visited)
+        if len(now) != self._total or self._pick(self._elements_of(now)) != self._addresses:
+            return None
         try:
-            return (
-                _addresses_of(now, self._total, self._kept) == self._addresses
+            if not (
+                self._compared == self._copies
                 and [*map(len, self._sized)] == self._sizes
                 and [*chain.from_iterable(self._named)] == self._names
-                and self._have_names(dicts)
-            )
+            ):
+                return None
         except RuntimeError:  # somebody is writing one
-            return False
+            return None
+        return self._values(now)
 
-    def _have_names(self, dicts: Sequence[Any]) -> bool:
-        """Compare the names in dictionaries that hold the objects that they held, in any order."""
-        if self._names_of_dicts is None:
-            return [*dicts] == self._copies
-        return [*map(list, dicts)] == self._names_of_dicts
+    def _elements_of(self, objects: list[Any]) -> Any:
+        """Return the memory where a list has the addresses of its elements."""
+        return self._elements_at(_address_at(id(objects) + _ELEMENTS).value)
 
     def lists(self, most: int) -> list[tuple[list[Any], list[Any]]] | None:
         """Return the nodes and what they hold, if they are no more than so many lists."""
-        plain = all(type(obj) is list for obj in self._objects)
-        if not plain or len(self._objects) > most or self._kept is not None:
+        plain = all(type(obj) is list for obj in self._visited)
+        if not plain or len(self._objects) > most or len(self._snapshot) < self._total:
             return None
         return [(obj, [*obj]) for obj in self._objects]
 
 
-def _addresses_of(objects: Iterable[Any], count: int, kept: Any = None) -> bytes:
-    """Return the addresses of objects, which is what an array of objects consists of."""
-    array = np.fromiter(objects, np.object_, count)
-    return (array if kept is None else array.take(kept)).tobytes()
+def _copies_of(dictionaries: Iterable[dict[Any, Any]]) -> list[dict[Any, Any]]:
+    """Copy dictionaries; those that hold the same have one copy, for what is small is in cache."""
+    copies: dict[tuple[Any, ...], dict[Any, Any]] = {}
+    return [
+        copies.setdefault((*known, *map(id, known.values())), dict(known)) for known in dictionaries
+    ]
+
+
+def _picker(kept: Sequence[bool]) -> Callable[[Any], Any]:
+    """Return a function that picks some of the addresses in memory, as bytes or a tuple of them."""
+    if all(kept):
+        return bytes
+    if len(kept) - sum(kept) <= _FEW:
+        runs = [(keep, len([*run]) * _SIZE) for keep, run in groupby(kept)]
+        return Struct("".join([f"{size}{'s' if keep else 'x'}" for keep, size in runs])).unpack_from
+    places = np.flatnonzero(kept)
+    return lambda memory: np.frombuffer(memory, np.uintp).take(places).tobytes()
 
 
 def _tells_values_apart(dictionary: dict[Any, Any]) -> bool:
@@ -113,39 +179,3 @@ def _tells_values_apart(dictionary: dict[Any, Any]) -> bool:
 def is_array(x: Any) -> bool:
     """Tell whether an object is an array or stands for one."""
     return _classify.rule_of(x) is _classify.LEAF
-
-
-class VisitOfVariables:
-    """Values, metadata and classes of Variables, found by a visit.
-
-    Arguments:
-        cell: how one of them is read.
-        variables: all of one kind.
-
-    Raises:
-        Unplannable: a visit does not tell which is which.
-    """
-
-    def __init__(self, cell: Cell, variables: Sequence[Any]) -> None:
-        places: list[list[int]] = [[], [], []]
-        at = 0
-        for variable in variables:
-            ids = [*map(id, get_referents(variable))]
-            parts = cell.read(variable), cell.metadata(variable), type(variable)
-            for found, part in zip(places, parts, strict=True):
-                if ids.count(id(part)) != 1:
-                    raise Unplannable
-                found.append(at + ids.index(id(part)))
-            at += len(ids)
-        self._variables, self._total = variables, at
-        self._values, self._metadata, self._classes = map(picker, places)
-        self._same_classes = tuple(map(type, variables))
-        if any(type(cls).__eq__ is not type.__eq__ for cls in self._same_classes):
-            raise Unplannable  # they are compared by identity, that is
-
-    def read(self) -> tuple[Sequence[Any], Sequence[Any]] | None:
-        """Return values and metadata, or None if a Variable is another one than it was."""
-        now = get_referents(*self._variables)
-        if len(now) != self._total or self._classes(now) != self._same_classes:
-            return None
-        return self._values(now), self._metadata(now)
