@@ -21,7 +21,8 @@ from anabranch.graph._tokens import current_token
 from anabranch.graph._variable import NO_METADATA, Variable
 
 _new: Callable[[Any], Any] = object.__new__
-_WRITERS = [vars(Variable)[slot].__set__ for slot in ("_value", "_metadata", "_token")]
+_SLOTS = ("_value", "_metadata", "_token", "_watchers")
+_WRITERS = [vars(Variable)[slot].__set__ for slot in _SLOTS]
 _NONE: Mapping[int, Any] = {}
 
 
@@ -171,7 +172,7 @@ def build(
 def _cells_of(classes: Sequence[type], arrays: Sequence[Any]) -> list[Any]:
     """Make Variables of the current trace that hold one array each, in C."""
     cells = [*map(_new, classes)]
-    contents = (arrays, itertools.repeat(NO_METADATA), itertools.repeat(current_token()))
+    contents = (arrays, *map(itertools.repeat, (NO_METADATA, current_token(), None)))
     for write, given in zip(_WRITERS, contents, strict=True):
         deque(map(write, cells, given), maxlen=0)
     return cells

@@ -32,6 +32,7 @@ from anabranch.graph._static import EXACT_BY_TYPE
 from anabranch.graph._tokens import STRUCTURE, check_owned
 from anabranch.graph._variable import NO_METADATA, Variable
 from anabranch.graph._walk import Contents, Walk
+from anabranch.graph._watchers import forget_all
 
 
 class Delta(NamedTuple):
@@ -308,6 +309,7 @@ def commit_values(variables: Sequence[Variable], values: Sequence[Any]) -> None:
         for variable in {id(v._token): v for v in variables}.values():  # one for each token
             check_owned(variable, variable._token, "write the value")
         old = [variable._value for variable in variables]
+        forget_all(variables)
         COMMITS.begun += 1
         try:
             deque(map(_set_value, variables, values), maxlen=0)

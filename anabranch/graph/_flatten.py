@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from anabranch.graph import _kinds, _static
 from anabranch.graph._build import recipe_of
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._walk import Contents, Walk, content_of, contents_of
+from anabranch.graph._watchers import LOCK
 
 
 class Flat:
@@ -64,7 +64,7 @@ class _Commits:
     __slots__ = ("begun", "ended", "lock")
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self.lock = LOCK
         self.begun = self.ended = 0
 
 

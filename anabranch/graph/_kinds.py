@@ -24,6 +24,7 @@ from anabranch.graph import _module, _static, _variable
 from anabranch.graph._kind import Cell, Kind, Opened, key_value
 from anabranch.graph._pytrees import PytreeKind
 from anabranch.graph._tokens import STRUCTURE, check_owned, current_token, owns
+from anabranch.graph._watchers import write_value
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
 ABSENT = object()
@@ -60,6 +61,7 @@ class _VariableKind(Kind):
     def create(self, cls: Any, extra: Any) -> Any:
         variable = object.__new__(cls)
         _set(variable, "_token", current_token())
+        _set(variable, "_watchers", None)
         return variable
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
@@ -75,7 +77,7 @@ class _VariableKind(Kind):
             _set(obj, "_metadata", view)
             if not fresh:  # else nobody knows it
                 STRUCTURE.renew_variables()
-        _set(obj, "_value", values[0])
+        write_value(obj, values[0])
 
     def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
         metadata = {name: _static.decode(value) for name, value in extra} if extra else {}
@@ -99,6 +101,7 @@ class _VariableKind(Kind):
             ("_value", obj._value),
             ("_metadata", obj._metadata),
             ("_token", token),
+            ("_watchers", None),
         ):
             _set(copy, name, content)
         return copy

@@ -28,6 +28,7 @@ from anabranch.graph import _static
 from anabranch.graph._conform import conform, write_at
 from anabranch.graph._scope import OPEN, here
 from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
+from anabranch.graph._watchers import Watchers, write_value
 
 V = TypeVar("V", bound="Variable")
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})
@@ -52,11 +53,12 @@ class Variable:
     """
 
     # `__dict__` is listed so that all kinds have one layout; nothing is ever stored there.
-    __slots__ = ("__dict__", "__weakref__", "_metadata", "_token", "_value")
+    __slots__ = ("__dict__", "__weakref__", "_metadata", "_token", "_value", "_watchers")
 
     _value: Any
     _metadata: Mapping[str, Any]
     _token: Any
+    _watchers: Watchers | None
 
     # numpy must leave `array + variable` to us
     __array_priority__ = 1000
@@ -80,6 +82,7 @@ class Variable:
         _set(self, "_value", value)
         _set(self, "_metadata", _checked(metadata) if metadata else NO_METADATA)
         _set(self, "_token", current_token())
+        _set(self, "_watchers", None)
 
     @property
     def value(self) -> Any:
@@ -92,7 +95,7 @@ class Variable:
             value = value.value
         cell = here(self, self._token) if OPEN else self
         check_owned(cell, cell._token, "write the value")
-        _set(cell, "_value", value)
+        write_value(cell, value)
 
     def get_metadata(self) -> dict[str, Any]:
         """Return the metadata as a new dictionary.
@@ -173,9 +176,9 @@ class Variable:
         if isinstance(old, (dict, list)):
             old[index] = new
         elif index is ...:
-            _set(cell, "_value", conform(type(self), old, new))
+            write_value(cell, conform(type(self), old, new))
         else:
-            _set(cell, "_value", write_at(type(self), jnp.asarray(old), _raw(index), new))
+            write_value(cell, write_at(type(self), jnp.asarray(old), _raw(index), new))
 
     # -- the array protocol ----------------------------------------------------------------------
 
@@ -222,7 +225,7 @@ class Variable:
         def __eq__(self, other: object, /) -> Any: ...
         def __ne__(self, other: object, /) -> Any: ...
         def _operator(self, other: Any, /) -> Any: ...
-        def _in_place(self: V, other: Any, /) -> V: ...
+        def _iop(self: V, other: Any, /) -> V: ...
         def _unary(self) -> Any: ...
 
         __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _operator
@@ -230,9 +233,8 @@ class Variable:
         __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _operator
         __rpow__ = __rmatmul__ = __rand__ = __ror__ = __rxor__ = __rlshift__ = _operator
         __rrshift__ = __divmod__ = __rdivmod__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
-        __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _in_place
-        __ipow__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = _in_place
-        __irshift__ = _in_place
+        __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _iop
+        __ipow__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = _iop
         __neg__ = __pos__ = __abs__ = __invert__ = _unary
 
     # -- copies ----------------------------------------------------------------------------------
@@ -263,6 +265,7 @@ def stand_in(kind: type[V], value: Any, metadata: Mapping[str, Any]) -> V:
     _set(variable, "_value", value)
     _set(variable, "_metadata", MappingProxyType(dict(metadata)) if metadata else NO_METADATA)
     _set(variable, "_token", current_token())
+    _set(variable, "_watchers", None)
     return variable
 
 

@@ -24,7 +24,7 @@ import functools
 import operator
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch import _jax
@@ -33,12 +33,13 @@ from anabranch.graph._flatten import COMMITS
 from anabranch.graph._kinds import Kind
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._call import Selection
+from anabranch.transforms._ending import Ending
 from anabranch.transforms._lifting import known_of
 from anabranch.transforms._plan import AGAIN, Plan
 from anabranch.transforms._segment import Attributes, Segment
 from anabranch.transforms._source import FILE, Arguments, Source
 from anabranch.transforms._watch import Unplannable, Watch
-from anabranch.transforms._writer import Writer, holder_of, read_cell
+from anabranch.transforms._writer import Writer
 
 _FEW = 4  # objects that are named one by one; more are picked in one call
 _ELEMENTS = 128  # of lists that are named one by one; more are compared in one call
@@ -133,8 +134,7 @@ class _Follower:
         self._guard(arguments)
         self._read(arguments)
         self._call()
-        self._write(arguments)
-        self._return(arguments)
+        Ending(self, arguments).add()
         return source.compile()
 
     def _compare_captures(self, watch: Watch) -> None:
@@ -198,7 +198,9 @@ class _Follower:
                 source.unless(f"x{i} is not None")
             else:
                 self._compare_lists(i, segment.lists)
-                source.add(f"x{i} = [v._value for v in s{i}.variables]")
+                source.add(f"x{i} = s{i}.values")
+                source.add(f"if x{i} is None: x{i} = s{i}.remember(s{i}.variables)")
+                source.add(f"x{i} = tuple(x{i})")
             self.places += [f"x{i}[{n}]" for n in range(len(segment.leaves))]
             self.inputs.append(f"*x{i}")
         self._take_leaves(arguments.leaves[at:])
@@ -265,154 +267,6 @@ class _Follower:
             (f"out = {in_one}", 1),
         ):
             source.add(line, depth)
-
-    def _write(self, arguments: Arguments) -> None:
-        writer, source = self.writer, self.source
-        if writer.trees or len(writer.cells) > 1 or (writer.cells and writer.indices):
-            self._write_in_full(arguments)
-            return
-        if writer.cells:
-            self._write_cell(arguments)
-            return
-        if not writer.writes:
-            return
-        if len(writer.indices) <= _FEW:
-            self._write_few(arguments)
-            return
-        owners = [self._owner(index) for index in writer.indices]
-        runs: list[tuple[str, str]] = []
-        start = 0
-        for end in range(1, len(owners) + 1):
-            if end == len(owners) or owners[end] != owners[start]:
-                runs.append(self._run(owners[start], start, end, arguments))
-                start = end
-        joined = [
-            parts[0] if len(parts) == 1 else f"({', '.join([f'*{part}' for part in parts])},)"
-            for parts in zip(*runs, strict=True)
-        ]
-        source.add(f"written, old = {', '.join(joined)}")
-        source.add(f"new = {self._outputs()}")
-        source.add("with COMMIT:")
-        now = "[v._value for v in written]" if writer.is_own else "map(get_value, written)"
-        source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
-        self._write_together("written", "new")
-
-    def _write_few(self, arguments: Arguments) -> None:
-        writer, source = self.writer, self.source
-        variables = [source.fresh("v") for _ in writer.indices]
-        for name, index in zip(variables, writer.indices, strict=True):
-            source.add(f"{name} = {self._object(index, arguments)}")
-        source.add("with COMMIT:")
-        for name, index, leaf in zip(variables, writer.indices, writer.replaced, strict=True):
-            now = f"{name}._value" if writer.is_own else f"get_value({name})"
-            source.add(f"if {now} is not {self.places[leaf]}: raise writer.changed({index})", 2)
-        if len(variables) == 1:
-            source.add(f"set_value({variables[0]}, {self._value(writer.sources[0])})", 2)
-        else:  # in one call, so that nothing can come between two of them
-            every = f"({', '.join(variables)})"
-            self._write_together(every, self._outputs())
-
-    def _write_together(self, variables: str, values: str) -> None:
-        for line, depth in (
-            ("COMMITS.begun += 1", 2),
-            ("try:", 2),
-            (f"deque(map(set_value, {variables}, {values}), 0)", 3),
-            ("finally:", 2),
-            ("COMMITS.ended = COMMITS.begun", 3),
-        ):
-            self.source.add(line, depth)
-
-    def _write_in_full(self, arguments: Arguments) -> None:
-        """Write things of several kinds, which takes an undo log."""
-        writer = self.writer
-        written = [self._object(index, arguments) for index in writer.indices]
-        places = {write.entry for write in (*writer.cells, *writer.trees)}
-        variables = f"({', '.join(written)}{',' if written else ''})"
-        inputs, resolve = f"[{', '.join(self.inputs)}]", self._resolver(places, arguments)
-        self.source.add(f"if not writer.write({variables}, {resolve}, {inputs}, out):")
-        self.source.add(f"return finish(plan, {inputs}, args, kwargs, report, groups)", 2)
-
-    def _resolver(self, indices: Iterable[int], arguments: Arguments) -> str:
-        """Return an expression for what finds some objects by their indices."""
-        objects = [f"{index}: {self._object(index, arguments)}" for index in sorted(indices)]
-        return f"{{{', '.join(objects)}}}.__getitem__"
-
-    def _write_cell(self, arguments: Arguments) -> None:
-        """Write one array that is an attribute or an element."""
-        source = self.source
-        (write,) = self.writer.cells
-        if write.source >= 0:
-            raise Unplannable
-        key = source.constant(self.writer.key(write))
-        source.names.update(holder_of=holder_of, read_cell=read_cell)
-        source.add(f"holder = holder_of({self._object(write.entry, arguments)})")
-        source.add("with COMMIT:")
-        source.add(
-            f"if read_cell(holder, {key}) is not {self.places[write.leaf]}:"
-            f" raise writer.changed({write.entry})",
-            2,
-        )
-        source.add(f"holder[{key}] = {self._value(write.source)}", 2)
-
-    def _run(self, number: int, start: int, end: int, arguments: Arguments) -> tuple[str, str]:
-        """Return the Variables of one segment that are written, and what was read of them."""
-        writer = self.writer
-        indices, leaves = writer.indices[start:end], writer.replaced[start:end]
-        if number < 0 or len(indices) <= _FEW:
-            objects = ", ".join([self._object(index, arguments) for index in indices])
-            return f"({objects},)", f"({', '.join([self.places[leaf] for leaf in leaves])},)"
-        segment = self.segments[number]
-        first = self.places.index(f"x{number}[0]")
-        own = [segment.objects[index] for index in indices]
-        if [*map(id, own)] == [*map(id, segment.variables)] and leaves == [
-            *range(first, first + len(own))
-        ]:
-            return f"s{number}.variables", f"x{number}"
-        pick = self.source.constant(operator.itemgetter(*indices))
-        pick_old = self.source.constant(operator.itemgetter(*[leaf - first for leaf in leaves]))
-        return f"{pick}(s{number}.objects)", f"{pick_old}(x{number})"
-
-    def _outputs(self) -> str:
-        outputs = [~place for place in self.writer.sources]
-        if outputs == [*range(len(outputs))]:
-            return "out"
-        if len(outputs) <= _FEW or any(output < 0 for output in outputs):
-            return f"({', '.join(map(self._value, self.writer.sources))},)"
-        return f"{self.source.constant(operator.itemgetter(*outputs))}(out)"
-
-    def _owner(self, index: int) -> int:
-        """Return the number of the segment that an object belongs to, -1 for the arguments."""
-        for number, segment in enumerate(self.segments):
-            if index in segment.objects:
-                return number
-        return -1
-
-    def _object(self, index: int, arguments: Arguments) -> str:
-        """Return an expression for an object."""
-        if index in self.plan.nodes:
-            return arguments.nodes[self.plan.nodes[index]]
-        if index in self.plan.roots:
-            return arguments.roots[self.plan.roots[index]]
-        number = self._owner(index)
-        if number < 0:
-            raise Unplannable
-        return f"s{number}.objects[{index}]"
-
-    def _value(self, place: int) -> str:
-        return self.places[place] if place >= 0 else f"out[{~place}]"
-
-    def _return(self, arguments: Arguments) -> None:
-        result = self.writer.result
-        if result.constant is not None:
-            value = self.source.constant(result.constant[0])
-        elif result.items is not None:
-            items = ", ".join(map(self._value, result.items))
-            value = f"({items},)" if result.is_tuple else items
-        else:
-            self.source.names["make_result"] = result.make
-            resolve = self._resolver({index for index, _ in result.objects}, arguments)
-            value = f"make_result([{', '.join(self.inputs)}], out, {resolve})"
-        self.source.add(f"return {value}")
 
 
 def _rearm(plan: Plan, function: Any, segments: Sequence[Segment]) -> bool:

@@ -85,7 +85,7 @@ class Plans:
             _FOLLOWED.call = None
         result = plan.finish(spine, segments, leaves, report, groups)
         plan.calls += 1
-        if plan.calls == _ENOUGH or plan.calls % _AGAIN_AFTER == 0:
+        if not plan.calls & (plan.calls - 1):  # a power of two: what it does may not be settled yet
             self._write_out(plan, segments, args, kwargs, len(groups))
         if result is not AGAIN:
             return result
@@ -223,8 +223,6 @@ class Plans:
             table.clear()
 
 
-_ENOUGH = 1  # calls in the general way, after which a follower is made
-_AGAIN_AFTER = 64  # and made again, if there is none for this plan
 _FOLLOWERS = 1024
 _FORMS = 8  # ways to call with one first argument that have a follower
 

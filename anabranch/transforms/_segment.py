@@ -96,7 +96,7 @@ class Segment(Watcher):
         self.root = weakref.ref(root)
         self.ids: set[int] = set()  # of the objects below the root
         self.objects: dict[int, Any] = {}  # the same objects, by their index in the graphdef
-        self.variables: list[Any] = []  # that hold an array each
+        self.variables: list[Any] = []  # that hold an array each; `values` are theirs
         self.reporting: list[Any] = []  # these, and those that hold trees of arrays
         self.metadata: list[Any] = []  # of those
         self.classes: list[type] = []
@@ -137,7 +137,7 @@ class Segment(Watcher):
         """
         if not self.fresh or self.root() is not root or not (metadata or self.has_metadata()):
             return None
-        leaves = [variable._value for variable in self.variables]
+        leaves = [*(self.values or self.remember(self.variables))] if self.variables else []
         if self.visit:
             values = self.visit.read()
             if values is None:
@@ -345,6 +345,7 @@ class _Maker:
             segment.order = operator.itemgetter(*[place[leaf] for leaf in segment.leaves])
         segment.finish()
         watch(self.modules, segment)
+        segment.watch_values(segment.variables)
         for index in self.unwatched:  # only now: what is remembered is what the walk found
             self._compare_again(index)
         return segment

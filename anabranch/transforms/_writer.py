@@ -21,6 +21,7 @@ from anabranch.graph._build import build
 from anabranch.graph._delta import changed_meanwhile
 from anabranch.graph._flatten import COMMITS, namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
+from anabranch.graph._watchers import forget_all
 from anabranch.transforms._box import Report
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._trees import TreePlace, leaves_below, static_at, tree_entries
@@ -104,6 +105,8 @@ class Writer:
             with COMMITS.lock:
                 if not all(map(operator.is_, map(self.read, variables), old)):
                     self.complain(variables, old)
+                if self.is_own:
+                    forget_all(variables)
                 COMMITS.begun += 1
                 try:  # in C, so that nothing can come between two of them
                     deque(map(self.assign, variables, new), 0)
@@ -130,6 +133,8 @@ class Writer:
                 now, then = jax.tree.leaves(place.get()), writer.old(leaves)
                 if len(now) != len(then) or not all(map(operator.is_, now, then)):
                     raise self.changed(writer.entry)
+            if self.is_own:
+                forget_all(variables)
             done: list[tuple[Any, Any, Any]] = []
             replaced: list[tuple[TreePlace, Any]] = []
             COMMITS.begun += 1

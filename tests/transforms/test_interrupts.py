@@ -1,16 +1,10 @@
-"""An interrupt may come while our own code runs: a call does all that it does, or nothing (R2).
-
-Python looks for signals when a function is entered, and when one of C has returned. `Interrupting`
-raises there, in code of the package.
-"""
+"""An interrupt may come while our own code runs: a call does all that it does, or nothing (R2)."""
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,37 +14,10 @@ import pytest
 import anabranch as ab
 from anabranch import transforms
 from tests.property.faults import left_open
+from tests.transforms.interrupting import Interrupting
 
 # an interrupt in a callback of the garbage collector is reported, and lost
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-PACKAGE = str(Path(ab.__file__).parent) + os.sep
-
-
-class Interrupting:
-    """Raise `KeyboardInterrupt` at one of the places where Python looks for signals.
-
-    Arguments:
-        number: of the place, counted from zero.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.left = number
-        self.raised = False
-
-    def __enter__(self) -> None:
-        sys.setprofile(self._look)
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-
-    def _look(self, frame: types.FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
-            if self.left == 0:
-                sys.setprofile(None)
-                self.raised = True
-                raise KeyboardInterrupt
-            self.left -= 1
 
 
 class Model(ab.Module):
