@@ -12,7 +12,7 @@ from anabranch.transforms._watch import Unplannable
 FILE = f"<{__name__}>"
 """The file that the frame of a follower says it is in."""
 
-_LINES = 4000  # of source; longer ones take long to compile
+_LINES = 20000  # of source; longer ones take long to compile
 
 
 class Source:
@@ -102,7 +102,10 @@ class Arguments:
         source.unless(f"type({name}) is {cls} and {name}._metadata is {metadata}")
         self.nodes.append(name)
         source.add(f"{value} = {name}._value")
-        self.take(value, x._value)
+        if _classify.RULES.get(type(x._value)) in (_classify.LEAF, _classify.NUMBER):
+            self.leaves.append(value)  # what is no leaf, JAX takes for another structure
+        else:
+            self.take(value, x._value)
 
     def _take_object(self, name: str, x: Any) -> None:
         source, cls = self.source, type(x)

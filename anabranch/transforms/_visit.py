@@ -30,7 +30,7 @@ from anabranch.graph._kind import Cell
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import picker
 
-_FEW = 30  # arrays that are left out; from then on NumPy is faster
+_FEW = 40  # arrays that are left out; from then on NumPy is faster
 _SIZE = sizeof(c_size_t)
 _address_at = c_size_t.from_address
 _ELEMENTS = list.__basicsize__ - 2 * _SIZE
@@ -99,7 +99,8 @@ class Visit:
         apart = [*map(_tells_values_apart, metadata)]
         self._compared = [*compress(metadata, apart)]
         self._copies = _copies_of(self._compared)
-        self._named += compress(metadata, map(not_, apart))
+        self._sized += (others := [*compress(metadata, map(not_, apart))])
+        self._named += others
         self._names = [*chain.from_iterable(self._named)]
         self._sizes = [*map(len, self._sized)]
 
@@ -126,15 +127,16 @@ class Visit:
         if len(now) != self._total or self._pick(self._elements_of(now)) != self._addresses:
             return None
         try:
-            if not (
-                self._compared == self._copies
-                and [*map(len, self._sized)] == self._sizes
-                and [*chain.from_iterable(self._named)] == self._names
-            ):
+            if self._compared != self._copies or (self._sized and not self._has_names()):
                 return None
         except RuntimeError:  # somebody is writing one
             return None
         return self._values(now)
+
+    def _has_names(self) -> bool:
+        return [*map(len, self._sized)] == self._sizes and (
+            [*chain.from_iterable(self._named)] == self._names
+        )
 
     def _elements_of(self, objects: list[Any]) -> Any:
         """Return the memory where a list has the addresses of its elements."""
@@ -163,8 +165,8 @@ def _picker(kept: Sequence[bool]) -> Callable[[Any], Any]:
     if len(kept) - sum(kept) <= _FEW:
         runs = [(keep, len([*run]) * _SIZE) for keep, run in groupby(kept)]
         return Struct("".join([f"{size}{'s' if keep else 'x'}" for keep, size in runs])).unpack_from
-    places = np.flatnonzero(kept)
-    return lambda memory: np.frombuffer(memory, np.uintp).take(places).tobytes()
+    places, frombuffer, address = np.flatnonzero(kept), np.frombuffer, np.dtype(np.uintp)
+    return lambda memory: frombuffer(memory, address).take(places).tobytes()
 
 
 def _tells_values_apart(dictionary: dict[Any, Any]) -> bool:
