@@ -40,9 +40,14 @@ class Ending:
         self.writer, self.source = beginning.writer, beginning.source
         self.places, self.inputs = beginning.places, beginning.inputs
         self.written: dict[int, list[int]] = {}  # the Variables that are watched, by segment
-        if self.writer.is_own:
-            for i, index in enumerate(self.writer.indices):
+        self.access = access = self.writer.access
+        for i, index in enumerate(self.writer.indices):
+            if access.own[i]:
                 self.written.setdefault(self._owner(index), []).append(i)
+        names = self.source.names
+        names.update(call=operator.call, getters=access.getters, setters=access.setters)
+        if access.one is not None:
+            names.update(get_value=access.one.read, set_value=access.one.write)
 
     def add(self) -> None:
         """Add the lines."""
@@ -63,9 +68,10 @@ class Ending:
         for name, index in zip(variables, writer.indices, strict=True):
             source.add(f"{name} = {self._object(index)}")
         source.add("with COMMIT:")
-        for name, index, leaf in zip(variables, writer.indices, writer.replaced, strict=True):
-            now = f"{name}._value" if writer.is_own else f"get_value({name})"
-            source.add(f"if {now} is not {self.places[leaf]}: raise writer.changed({index})", 2)
+        for i, (name, index) in enumerate(zip(variables, writer.indices, strict=True)):
+            now = f"{name}._value" if self.access.own[i] else f"getters[{i}]({name})"
+            then = self.places[writer.replaced[i]]
+            source.add(f"if {now} is not {then}: raise writer.changed({index})", 2)
         if len(variables) == 1:
             self._forget(2)
             source.add(f"set_value({variables[0]}, {self._value(writer.sources[0])})", 2)
@@ -88,7 +94,10 @@ class Ending:
         ]
         source.add(f"written, old = {', '.join(joined)}")
         source.add("with COMMIT:")
-        now = "[v._value for v in written]" if writer.is_own else "map(get_value, written)"
+        if self.access.is_own:
+            now = "[v._value for v in written]"
+        else:
+            now = f"map({'call, getters' if self.access.one is None else 'get_value'}, written)"
         source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
         self._write_together("written")
 
@@ -99,7 +108,8 @@ class Ending:
         source.add("COMMITS.begun += 1", 2)
         source.add("try:", 2)
         self._forget(3)
-        source.add(f"deque(map(set_value, {variables}, new), 0)", 3)
+        write = "call, setters" if self.access.one is None else "set_value"
+        source.add(f"deque(map({write}, {variables}, new), 0)", 3)
         self._remember(3)
         source.add("finally:", 2)
         source.add("COMMITS.ended = COMMITS.begun", 3)

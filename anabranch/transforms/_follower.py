@@ -109,8 +109,6 @@ class _Follower:
                 "plan": plan,
                 "rearm": functools.partial(_rearm, plan, general["splitter"].function),
                 "report_then": report,
-                "get_value": writer.read,
-                "set_value": writer.assign,
                 "writer": writer,
             }
         )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from anabranch.graph import _classify, _kinds, _module, _static
-from anabranch.graph._classify import LEAF, NUMBER
+from anabranch.graph._classify import LEAF, NUMBER, REF
 from anabranch.graph._flatten import Flat
 from anabranch.graph._function import is_settled
 from anabranch.graph._graphdef import Edge, Entry
@@ -207,6 +207,8 @@ class _Maker:
             if index != self.index:
                 segment.objects[index] = obj
         leaves = [(i, ~edge) for i, edge in enumerate(edges) if type(edge) is int and edge < 0]
+        if not kind.is_variable:
+            leaves = self._without_refs(leaves)
         if kind.identity and kind is not _kinds.MODULE and kind is not _kinds.VARIABLE:
             self.unwatched.append(index)
         for edge, value in zip(edges, flat.contents[index][2], strict=True):
@@ -239,6 +241,14 @@ class _Maker:
             self.of_constants += [leaf for _, leaf in leaves]
         else:
             self._add_opened(kind, obj, flat.contents[index], leaves)
+
+    def _without_refs(self, leaves: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Take references to mutable arrays, which are compared like objects, for constants."""
+        every = self.flat.leaves
+        refs = [leaf for _, leaf in leaves if _classify.rule_of(every[leaf]) is REF]
+        self.segment.constants += [every[leaf] for leaf in refs]
+        self.of_constants += refs
+        return [(i, leaf) for i, leaf in leaves if leaf not in refs] if refs else leaves
 
     def _add_variable(self, obj: Any, extra: Any, edge: Edge) -> None:
         metadata = obj._metadata
@@ -335,7 +345,7 @@ class _Maker:
         numbers = [leaf for leaves in [*own, *more] for leaf in leaves]
         for leaf in numbers:
             rule = _classify.rule_of(self.flat.leaves[leaf])
-            if rule is not LEAF and rule is not NUMBER:
+            if rule not in (LEAF, NUMBER, REF):
                 raise Unplannable
         segment.leaves = sorted(numbers)
         if numbers and segment.leaves[-1] - segment.leaves[0] != len(numbers) - 1:

@@ -9,7 +9,6 @@ to build the result. A report that says more is played by `finish`, which can do
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -22,6 +21,7 @@ from anabranch.graph._delta import changed_meanwhile
 from anabranch.graph._flatten import COMMITS, namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._watchers import forget_all
+from anabranch.transforms._access import Access
 from anabranch.transforms._box import Report
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._trees import TreePlace, leaves_below, static_at, tree_entries
@@ -67,8 +67,7 @@ class Writer:
         self.graphdef = graphdef
         variables, self.cells, trees = _writes_of(graphdef, report)
         self.indices = [write.entry for write in variables]
-        self.read, self.assign = _access(graphdef, variables)
-        self.is_own = self.read is _access(graphdef, ())[0]  # Variables of this library
+        self.access = Access([graphdef.entries[write.entry].kind for write in variables])
         self.replaced = [write.leaf for write in variables]
         self.sources = [write.source for write in variables]
         self._old, self._new = picker(self.replaced), _Values(self.sources)
@@ -103,13 +102,12 @@ class Writer:
         old, new = self._old(leaves), self._new(leaves, outputs)
         if not self.cells and not self.trees:
             with COMMITS.lock:
-                if not all(map(operator.is_, map(self.read, variables), old)):
+                if not all(map(operator.is_, self.access.read(variables), old)):
                     self.complain(variables, old)
-                if self.is_own:
-                    forget_all(variables)
+                forget_all(self.access.watched(variables))
                 COMMITS.begun += 1
-                try:  # in C, so that nothing can come between two of them
-                    deque(map(self.assign, variables, new), 0)
+                try:
+                    self.access.write(variables, new)
                 finally:
                     COMMITS.ended = COMMITS.begun
             return True
@@ -124,7 +122,7 @@ class Writer:
                 return False
             trees.append((writer.place(resolve), jax.tree.unflatten(writer.treedef, values)))
         with COMMITS.lock:
-            if not all(map(operator.is_, map(self.read, variables), old)):
+            if not all(map(operator.is_, self.access.read(variables), old)):
                 self.complain(variables, old)
             for cell, (holder, key) in zip(self.cells, places, strict=True):
                 if read_cell(holder, key) is not leaves[cell.leaf]:
@@ -133,8 +131,7 @@ class Writer:
                 now, then = jax.tree.leaves(place.get()), writer.old(leaves)
                 if len(now) != len(then) or not all(map(operator.is_, now, then)):
                     raise self.changed(writer.entry)
-            if self.is_own:
-                forget_all(variables)
+            forget_all(self.access.watched(variables))
             done: list[tuple[Any, Any, Any]] = []
             replaced: list[tuple[TreePlace, Any]] = []
             COMMITS.begun += 1
@@ -145,7 +142,7 @@ class Writer:
                 for place, tree in trees:
                     replaced.append((place, place.get()))
                     place.put(tree)
-                deque(map(self.assign, variables, new), 0)
+                self.access.write(variables, new)
             except BaseException:
                 for place, tree in reversed(replaced):
                     place.put(tree)
@@ -164,8 +161,9 @@ class Writer:
 
     def complain(self, variables: Sequence[Any], old: Sequence[Any]) -> None:
         """Raise for the first Variable that does not hold any more what was read."""
-        for index, variable, value in zip(self.indices, variables, old, strict=True):
-            if self.read(variable) is not value:
+        now = self.access.read(variables)
+        for index, held, value in zip(self.indices, now, old, strict=True):
+            if held is not value:
                 raise self.changed(index)
 
     def changed(self, index: int) -> ConcurrentWriteError:
@@ -190,17 +188,6 @@ class _TreeWriter:
         obj = resolve(self.entry)
         holder = obj if self._key is None else holder_of(obj)
         return TreePlace(holder, self._key, self.treedef)
-
-
-def _access(
-    graphdef: GraphDef, variables: Sequence[_Write]
-) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
-    """Return how Variables are read and written, all of them in the same way."""
-    kinds = {graphdef.entries[write.entry].kind for write in variables} or {_kinds.VARIABLE}
-    cell = kinds.pop().cell
-    if kinds or cell is None:
-        raise Unplannable
-    return cell.read, cell.write
 
 
 def _is_owned(obj: Any) -> bool:

@@ -259,3 +259,44 @@ def test_a_call_may_write_attributes_beside_variables(walks):
         jitted(counter, 1.0)
         assert (int(counter.n[...]), counter.total.tolist()) == (i, [i, i])
     assert walks.count == before
+
+
+class Meter(ab.Module):
+    def __init__(self, count: int) -> None:
+        self.sums = [ab.Variable(jnp.zeros(2)) for _ in range(count)]
+        self.calls = ab.Variable(jnp.zeros((), int))
+
+
+def measure(model: Model, meter: Meter) -> Any:
+    model.count[...] += 1
+    meter.calls.value += 1
+    for v in meter.sums:
+        v.value = v.value + model.layers[0].w[...]
+    model.layers[0].mean[...] += 1
+    return sum(v.value for v in meter.sums) + model.layers[0].mean[...]
+
+
+BOTH_DOORS: dict[str, Callable[[Any, Any], Any]] = {
+    "ours": lambda model, meter: setattr(meter.sums[0], "value", jnp.full(2, 7.0)),
+    "theirs": lambda model, meter: model.layers[0].mean.set_value(jnp.full(2, 7.0)),
+    "ours, compiled": lambda model, meter: ab.jit(lambda m: setattr(m.calls, "value", 0))(meter),
+    "theirs, compiled": lambda model, meter: ab.jit(lambda m: m.count.__setitem__(..., 0))(model),
+}
+
+
+@pytest.mark.parametrize("count", [1, 8])
+@pytest.mark.parametrize("door", BOTH_DOORS)
+def test_calls_that_write_variables_of_both_libraries_are_planned(walks, count, door):
+    f = ab.jit(measure)
+    ours, plain = (Model(), Meter(count)), (Model(), Meter(count))
+    for _ in range(4):
+        assert f(*ours).tolist() == measure(*plain).tolist()
+    assert walks.of(f, *ours) == 0
+    measure(*plain)
+    for _ in range(3):
+        BOTH_DOORS[door](*ours)
+        BOTH_DOORS[door](*plain)
+        for _ in range(2):
+            assert f(*ours).tolist() == measure(*plain).tolist()
+    assert int(ours[1].calls.value) == int(plain[1].calls.value)
+    assert int(ours[0].count[...]) == int(plain[0].count[...])

@@ -588,3 +588,43 @@ def test_points_are_read_structurally(walks):
     assert walks.of(f, Point(layer, 2)) == 0
     assert f(Point(layer, 3)).tolist() == [9.0, 9.0]
     assert f(Point(Layer(), 2)).tolist() == [6.0, 6.0]
+
+
+class Mutable(ab.Module):
+    def __init__(self) -> None:
+        self.ref = jax.new_ref(jnp.zeros(2))
+        self.v = ab.Variable(jax.new_ref(jnp.ones(2)))
+        self.refs = [jax.new_ref(jnp.full(2, 2.0)), {"a": jax.new_ref(jnp.full(2, 3.0))}]
+        self.count = ab.Variable(jnp.zeros((), int))
+
+
+def add_to_refs(m: Mutable) -> Any:
+    for i, ref in enumerate((m.ref, m.v.value, m.refs[0], m.refs[1]["a"])):
+        ref[...] = ref[...] + 10**i
+    m.count.value += 1
+    return m.ref[...] + m.v.value[...] + m.refs[0][...] + m.refs[1]["a"][...]
+
+
+REF_DOORS: dict[str, Callable[[Mutable], Any]] = {
+    "a write": lambda m: m.ref.__setitem__(..., jnp.full(2, 5.0)),
+    "an attribute": lambda m: setattr(m, "ref", jax.new_ref(jnp.full(2, 6.0))),
+    "an alias": lambda m: setattr(m, "ref", m.refs[0]),
+    "a value": lambda m: setattr(m.v, "value", jax.new_ref(jnp.full(2, 7.0))),
+    "an element": lambda m: m.refs.__setitem__(0, jax.new_ref(jnp.full(2, 8.0))),
+    "an item": lambda m: m.refs[1].update(a=jax.new_ref(jnp.full(2, 9.0))),
+}
+
+
+@pytest.mark.parametrize("door", REF_DOORS)
+def test_calls_on_references_to_mutable_arrays_are_planned(walks, door):
+    f = transforms.jit(add_to_refs)
+    ours, plain = Mutable(), Mutable()
+    for _ in range(4):
+        np.testing.assert_array_equal(f(ours), add_to_refs(plain))
+    assert walks.of(f, ours) == 0
+    add_to_refs(plain)
+    for _ in range(3):
+        REF_DOORS[door](ours)
+        REF_DOORS[door](plain)
+        np.testing.assert_array_equal(f(ours), add_to_refs(plain))
+    assert int(ours.count) == int(plain.count)
