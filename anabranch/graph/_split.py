@@ -146,14 +146,19 @@ _CONCRETE: set[type] = set()
 
 def snapshots(leaves: Sequence[Any]) -> tuple[Any, ...]:
     """Return leaves that later writes cannot change; see `snapshot`."""
-    types = set(map(type, leaves)) - _CONCRETE
+    every = set(map(type, leaves))
+    types = every - _CONCRETE
     for x in leaves if types else ():
         if type(x) in types and isinstance(x, jax.Array) and not _jax.is_tracer(x):
             _CONCRETE.add(type(x))
             types.discard(type(x))
-    if types or any([x.is_deleted() for x in leaves]):  # noqa: C419 - a generator is slower
-        return tuple([snapshot(leaf) for leaf in leaves])
-    return tuple(leaves)
+    if types:
+        changeable = True
+    elif len(every) == 1:
+        changeable = any(map(every.pop().is_deleted, leaves))  # in C
+    else:
+        changeable = any([leaf.is_deleted() for leaf in leaves])  # noqa: C419 - this is faster
+    return tuple([snapshot(leaf) for leaf in leaves] if changeable else leaves)
 
 
 def snapshot(leaf: Any) -> Any:
