@@ -254,12 +254,18 @@ class Resolver:
                     continue
             if entry.kind.is_variable:
                 variable = edge
+            if not isinstance(spec, FilterMap) and not is_container(spec):  # one for all below
+                for position in range(len(entry.edges) - 1, -1, -1):
+                    if type(edge := entry.edges[position]) is int:
+                        way = Step(step, entry, position)
+                        pending.append((edge, spec, way, None, variable, slot, ()))
+                continue
             below = specs_below(entry, spec, step, name)
             inside = (*above, edge) if isinstance(spec, FilterMap) and spec.by_path else ()
             for position in range(len(entry.edges) - 1, -1, -1):
                 key = entry.kind.path_key(entry.keys[position])
                 own = path if entry.kind.is_variable else link_to(path, key)
-                if not isinstance(spec, FilterMap) and isinstance(below[position], FilterMap):
+                if not isinstance(spec, FilterMap):
                     own = None  # filters see paths from where they were given
                 pending.append(
                     (
