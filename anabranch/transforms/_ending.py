@@ -159,8 +159,15 @@ class Ending:
         places = {write.entry for write in (*writer.cells, *writer.trees)}
         variables = f"({', '.join(written)}{',' if written else ''})"
         inputs, resolve = f"[{', '.join(self.inputs)}]", self._resolver(places)
-        self.source.add(f"if not writer.write({variables}, {resolve}, {inputs}, out):")
-        self.source.add(f"return finish(plan, {inputs}, args, kwargs, report, groups)", 2)
+        source = self.source
+        source.add("with COMMIT:")
+        self._forget(2)
+        source.add(f"done = writer.write({variables}, {resolve}, {inputs}, out)", 2)
+        if self.written:
+            source.add(f"new = {self._outputs()}", 2)
+            source.add("if done:", 2)
+            self._remember(3)
+        source.add(f"if not done: return finish(plan, {inputs}, args, kwargs, report, groups)")
 
     def _resolver(self, indices: Iterable[int]) -> str:
         """Return an expression for what finds some objects by their indices."""
