@@ -28,7 +28,7 @@ from anabranch.graph import _static
 from anabranch.graph._conform import conform, write_at
 from anabranch.graph._scope import OPEN, here
 from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
-from anabranch.graph._watchers import Watchers, write_value
+from anabranch.graph._watchers import Remembering, write_value
 
 V = TypeVar("V", bound="Variable")
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})
@@ -58,7 +58,7 @@ class Variable:
     _value: Any
     _metadata: Mapping[str, Any]
     _token: Any
-    _watchers: Watchers | None
+    _watchers: Remembering | None
 
     # numpy must leave `array + variable` to us
     __array_priority__ = 1000

@@ -9,14 +9,15 @@ renewed, then the watchers are told; who begins to watch looks at that stamp bef
 after having begun. So there is no write that neither the one nor the other notices, in whatever
 order threads run.
 
-**Values.** `Watcher.values` is None or exactly what the Variables hold. Values are remembered, and
-Variables that are watched written, under one lock, and what is remembered is dropped *before* the
-write, so that an interrupt in between does no harm. A Variable that nobody watches is written
+**Values.** `Memory.values` is None or exactly what the Variables hold. Values are remembered, and
+Variables that are remembered written, under one lock, and what is remembered is dropped *before*
+the write, so that an interrupt in between does no harm. A Variable that nobody remembers is written
 without the lock, and looked at once more after that: somebody may have begun.
 """
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -24,56 +25,82 @@ from typing import Any
 
 
 class Watcher:
-    """Watches Modules and Variables."""
+    """Watches Modules."""
 
     def __init__(self) -> None:
         self.fresh = True
-        """Whether no Module has been written since."""
-        self.values: list[Any] | None = None
-        """What the Variables hold, None if one of them has been written since."""
-        self.beside: list[weakref.ref[Watcher]] = []
-        """Those who remember values of the same Variables."""
-        self._overlapping: list[weakref.ref[Watcher]] = []
+        """Whether none of them has been written since."""
 
-    def remember(self, variables: Sequence[Any]) -> list[Any]:
-        """Return what the Variables that it watches hold, and remember it."""
+
+class Memory:
+    """What some Variables hold; see `memory_of`."""
+
+    __slots__ = ("__weakref__", "_overlapping", "beside", "values", "variables")
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = variables
+        self.values: list[Any] | None = None
+        """None if one of them has been written since."""
+        self.beside: list[weakref.ref[Memory]] = []
+        """Those that hold values of the same Variables."""
+        self._overlapping: list[weakref.ref[Memory]] = []
+
+    def read(self) -> list[Any]:
+        """Return what the Variables hold, and remember it."""
+        values = self.values
+        if values is not None:
+            return values
         with LOCK:
-            for ref in self._overlapping:
-                other = ref()
-                if other is not None and not any(known() is self for known in other.beside):
-                    other.beside.append(weakref.ref(self))
-            self.values = values = [variable._value for variable in variables]
+            values = [variable._value for variable in self.variables]
+            if len(self._overlapping) <= _MOST:
+                for ref in self._overlapping:
+                    other = ref()
+                    if other is not None and not any(known() is self for known in other.beside):
+                        other.beside.append(weakref.ref(self))
+                self.values = values
             return values
 
     def drop_beside(self) -> None:
-        """Let those beside forget what they remember; `LOCK` is held."""
+        """Let those beside forget; `LOCK` is held."""
         dropped, self.beside = self.beside, []
         forget(dropped)
 
-    def watch_values(self, variables: Sequence[Any]) -> None:
-        """Be told of writes to the values of some Variables."""
-        mine: weakref.ref[Watcher] = weakref.ref(self)
-        found: dict[int, tuple[weakref.ref[Watcher], ...]] = {}
-        others: dict[int, Watcher] = {}
-        with LOCK:
-            for variable in variables:
-                known: Watchers = variable._watchers or ()
-                if id(known) not in found:
-                    alive = [(ref, watcher) for ref in known if (watcher := ref()) is not None]
-                    others.update({id(watcher): watcher for _, watcher in alive})
-                    found[id(known)] = (*[ref for ref, _ in alive], mine)
-                _set(variable, "_watchers", found[id(known)])
-            for other in others.values():
-                self._overlapping.append(weakref.ref(other))
-                other._overlapping = [
-                    *[ref for ref in other._overlapping if ref() is not None],
-                    mine,
-                ]
+
+_MOST = 16  # memories that share Variables with one, and that it tells of itself
 
 
+def memory_of(variables: Sequence[Any]) -> Memory:
+    """Return the memory of some Variables, which is one for all who ask for the same ones."""
+    with LOCK:
+        for ref in (variables[0]._watchers or ()) if variables else ():
+            known = ref()
+            if known is not None and _are_same(known.variables, variables):
+                return known
+        memory = Memory(variables)
+        mine = weakref.ref(memory)
+        found: dict[int, tuple[weakref.ref[Memory], ...]] = {}
+        others: dict[int, Memory] = {}
+        for variable in variables:
+            refs: Remembering = variable._watchers or ()
+            if id(refs) not in found:
+                alive = [(ref, other) for ref in refs if (other := ref()) is not None]
+                others.update({id(other): other for _, other in alive})
+                found[id(refs)] = (*[ref for ref, _ in alive], mine)
+            _set(variable, "_watchers", found[id(refs)])
+        for other in others.values():
+            memory._overlapping.append(weakref.ref(other))
+            other._overlapping = [*[ref for ref in other._overlapping if ref() is not None], mine]
+        return memory
+
+
+def _are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
+Remembering = Sequence["weakref.ref[Memory]"]
 Watchers = Sequence["weakref.ref[Watcher]"]
 LOCK = threading.RLock()
-"""Held while Variables are written of which somebody may remember the values, and by commits."""
+"""Held while Variables are written whose values somebody may remember, and by commits."""
 _set = object.__setattr__
 
 
@@ -98,19 +125,18 @@ def tell(watchers: Watchers) -> None:
         watcher = ref()
         if watcher is not None:
             watcher.fresh = False
-            watcher.values = None
 
 
-def forget(watchers: Watchers) -> None:
-    """Let those who watch a Variable forget what they remember; `LOCK` is held."""
-    for ref in watchers:
-        watcher = ref()
-        if watcher is not None:
-            watcher.values = None
+def forget(memories: Remembering) -> None:
+    """Let memories forget; `LOCK` is held."""
+    for ref in memories:
+        memory = ref()
+        if memory is not None:
+            memory.values = None
 
 
 def forget_all(variables: Iterable[Any]) -> None:
-    """Let those who watch some Variables forget what they remember; `LOCK` is held."""
+    """Let those who remember the values of some Variables forget; `LOCK` is held."""
     for watchers in {id(w): w for v in variables if (w := v._watchers) is not None}.values():
         forget(watchers)
 

@@ -39,11 +39,13 @@ class Ending:
         self.plan, self.segments, self.arguments = beginning.plan, beginning.segments, arguments
         self.writer, self.source = beginning.writer, beginning.source
         self.places, self.inputs = beginning.places, beginning.inputs
-        self.written: dict[int, list[int]] = {}  # the Variables that are watched, by segment
+        self.written: dict[int, list[int]] = {}  # the Variables that are remembered, by segment
+        self.loose: list[int] = []  # those that somebody else may remember
         self.access = access = self.writer.access
         for i, index in enumerate(self.writer.indices):
             if access.own[i]:
-                self.written.setdefault(self._owner(index), []).append(i)
+                number = self._owner(index)
+                (self.loose if number < 0 else self.written.setdefault(number, [])).append(i)
         names = self.source.names
         names.update(call=operator.call, getters=access.getters, setters=access.setters)
         if access.one is not None:
@@ -117,21 +119,19 @@ class Ending:
     def _forget(self, depth: int) -> None:
         """Let nobody remember what the Variables that are written have held; see `_watchers`."""
         source = self.source
-        for number, written in self.written.items():
-            if number < 0:
-                objects = [self._object(self.writer.indices[i]) for i in written]
-                source.names["forget_all"] = forget_all
-                source.add(f"forget_all(({', '.join(objects)},))", depth)
-            else:
-                source.add(f"m{number}, s{number}.values = s{number}.values, None", depth)
-                source.add(f"if s{number}.beside: s{number}.drop_beside()", depth)
+        if self.loose:
+            objects = [self._object(self.writer.indices[i]) for i in self.loose]
+            source.names["forget_all"] = forget_all
+            source.add(f"forget_all(({', '.join(objects)},))", depth)
+        for number in self.written:
+            source.add(f"k{number} = s{number}.memory", depth)
+            source.add(f"m{number}, k{number}.values = k{number}.values, None", depth)
+            source.add(f"if k{number}.beside: k{number}.drop_beside()", depth)
 
     def _remember(self, depth: int) -> None:
         """Remember what they hold now, if nobody has written another of the Variables meanwhile."""
         source, writer = self.source, self.writer
         for number, written in self.written.items():
-            if number < 0:
-                continue
             segment = self.segments[number]
             place = {id(variable): i for i, variable in enumerate(segment.variables)}
             at = [place[id(segment.objects[writer.indices[i]])] for i in written]
@@ -149,8 +149,8 @@ class Ending:
                     places = source.constant(at)
                     source.add(f"deque(map(m{number}.__setitem__, {places}, {new}), 0)", depth + 1)
             # even None: a finaliser may have made a call while they were written
-            source.add(f"s{number}.values = m{number}", depth)
-            source.add(f"if s{number}.beside: s{number}.drop_beside()", depth)
+            source.add(f"k{number}.values = m{number}", depth)
+            source.add(f"if k{number}.beside: k{number}.drop_beside()", depth)
 
     def _write_in_full(self) -> None:
         """Write things of several kinds, which takes an undo log."""

@@ -196,9 +196,9 @@ class _Follower:
                 source.unless(f"x{i} is not None")
             else:
                 self._compare_lists(i, segment.lists)
-                source.add(f"x{i} = s{i}.values")
-                source.add(f"if x{i} is None: x{i} = s{i}.remember(s{i}.variables)")
-                source.add(f"x{i} = tuple(x{i})")
+                source.add(f"k{i} = s{i}.memory")
+                source.add(f"x{i} = k{i}.values")
+                source.add(f"x{i} = tuple(k{i}.read() if x{i} is None else x{i})")
             self.places += [f"x{i}[{n}]" for n in range(len(segment.leaves))]
             self.inputs.append(f"*x{i}")
         self._take_leaves(arguments.leaves[at:])

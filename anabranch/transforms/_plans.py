@@ -15,6 +15,7 @@ from anabranch.graph._flatten import COMMITS, Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import OPEN as _SCOPES
 from anabranch.graph._scope import Found
+from anabranch.graph._static import EXACT_BY_TYPE
 from anabranch.transforms._box import Report, finish
 from anabranch.transforms._call import Selection, flatten_call, with_static
 from anabranch.transforms._follower import followed_call, make_follower, quick_key
@@ -52,7 +53,7 @@ class Plans:
     def __init__(self, function: Any, static: Selection) -> None:
         self._splitter, self._static = _Splitter(function, static), static
         self._reader = SpineReader(function, static)
-        self._forms: dict[int, list[tuple[Plan, Any]]] = {}
+        self._forms: dict[int, _Forms] = {}
         self.followers: dict[int, Any] = {}
         """For each first argument, if that is a Module, what follows its plans; see `quick_key`."""
 
@@ -101,13 +102,15 @@ class Plans:
         groups: int,
     ) -> None:
         """Make a follower, if the plan is a simple one."""
-        key = quick_key(args)
+        key, name = quick_key(args), _name_of_form(self._static, args, kwargs)
         forms = [
-            form for form in self._forms.get(key, ()) if form[0] is not plan and form[0].is_fresh()
+            form
+            for form in self._forms.get(key, {}).get(name, ())
+            if form[0] is not plan and form[0].is_fresh()
         ]
-        if len(forms) >= _FORMS:
+        if len(forms) >= _ALIKE:
             return
-        if len(self.followers) >= _FOLLOWERS:
+        if sum(map(len, self._forms.values())) >= _FOLLOWERS:
             self.followers.clear()
             self._forms.clear()
         watch = self._reader.watch_of_no_objects()
@@ -116,22 +119,27 @@ class Plans:
         )
         if follower is not None:
             forms.append((plan, follower))
-        self._set_forms(key, forms)
+        self._set_forms(key, {**self._forms.get(key, {}), name: forms})
 
-    def _set_forms(self, key: int, forms: list[tuple[Plan, Any]]) -> None:
-        if forms:
-            self._forms[key] = forms
-            followers = [follower for _, follower in forms]
-            self.followers[key] = followers[0] if len(followers) == 1 else _one_of(followers)
+    def _set_forms(self, key: int, every: _Forms) -> None:
+        every = {name: forms for name, forms in every.items() if forms}
+        if every:
+            self._forms[key] = every
+            followers = {name: _one_of([f for _, f in forms]) for name, forms in every.items()}
+            (first,) = followers.values() if len(followers) == 1 else (None,)
+            self.followers[key] = first or _by_name(self._static, followers)
         else:
             self._forms.pop(key, None)
             self.followers.pop(key, None)
 
     def drop_followers(self, plan: Plan) -> None:
         """Drop what follows a plan."""
-        for key, forms in [*self._forms.items()]:
-            kept = [form for form in forms if form[0] is not plan]
-            if len(kept) < len(forms):
+        for key, every in [*self._forms.items()]:
+            if any(known is plan for forms in every.values() for known, _ in forms):
+                kept = {
+                    name: [form for form in forms if form[0] is not plan]
+                    for name, forms in every.items()
+                }
                 self._set_forms(key, kept)
 
     def _general(self) -> dict[str, Any]:
@@ -224,11 +232,42 @@ class Plans:
 
 
 _FOLLOWERS = 1024
-_FORMS = 8  # ways to call with one first argument that have a follower
+_ALIKE = 8  # forms with one name that have a follower
+_SIMPLE = EXACT_BY_TYPE | {float, complex}
+_Forms = dict[Any, list[tuple[Plan, Any]]]
+"""By name, plans and what follows them."""
+
+
+def _name_of_form(static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what tells many ways to call apart quickly: simple static arguments, and strings.
+
+    Followers with one name are asked in turn.
+    """
+    chosen = static.of_args(args) if static.nums else ()
+
+    def part(x: Any, *, is_static: bool) -> Any:
+        return x if type(x) is str or (is_static and type(x) in _SIMPLE) else None
+
+    return (
+        *[part(x, is_static=i in chosen) for i, x in enumerate(args)],
+        *[(k, part(x, is_static=k in static.names)) for k, x in kwargs.items()],
+    )
+
+
+def _by_name(static: Selection, followers: Mapping[Any, Any], again: object = AGAIN) -> Any:
+    """Return what lets the followers with the name of a call make it."""
+
+    def follow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        follower = followers.get(_name_of_form(static, args, kwargs))
+        return again if follower is None else follower(args, kwargs)
+
+    return follow
 
 
 def _one_of(followers: Sequence[Any], again: object = AGAIN) -> Any:
     """Return what lets the first follower make a call that can."""
+    if len(followers) == 1:
+        return followers[0]
 
     def follow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for follower in followers:

@@ -28,7 +28,7 @@ from anabranch.graph._function import is_settled
 from anabranch.graph._graphdef import Edge, Entry
 from anabranch.graph._kind import Kind, is_same, key_value
 from anabranch.graph._state import State
-from anabranch.graph._watchers import Watcher, watch
+from anabranch.graph._watchers import Memory, Watcher, memory_of, watch
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._trees import TreePlace, leaves_below, tree_entries
 from anabranch.transforms._visit import Visit
@@ -40,6 +40,9 @@ _LIVE_DICTS = frozenset({dict, Counter})  # the order of an `OrderedDict` is not
 _IMMUTABLE = frozenset({_kinds.TUPLE, _kinds.METHOD, _kinds.FROZEN})
 _FEW = 8  # lists that are compared one by one; more are compared in one pass
 _OWNING = threading.Lock()
+
+
+_NOTHING = Memory(())
 
 
 class _Opened(NamedTuple):
@@ -96,7 +99,8 @@ class Segment(Watcher):
         self.root = weakref.ref(root)
         self.ids: set[int] = set()  # of the objects below the root
         self.objects: dict[int, Any] = {}  # the same objects, by their index in the graphdef
-        self.variables: list[Any] = []  # that hold an array each; `values` are theirs
+        self.variables: list[Any] = []  # that hold an array each
+        self.memory = _NOTHING  # of what they hold
         self.reporting: list[Any] = []  # these, and those that hold trees of arrays
         self.metadata: list[Any] = []  # of those
         self.classes: list[type] = []
@@ -137,7 +141,7 @@ class Segment(Watcher):
         """
         if not self.fresh or self.root() is not root or not (metadata or self.has_metadata()):
             return None
-        leaves = [*(self.values or self.remember(self.variables))] if self.variables else []
+        leaves = [*self.memory.read()]
         if self.visit:
             values = self.visit.read()
             if values is None:
@@ -355,7 +359,7 @@ class _Maker:
             segment.order = operator.itemgetter(*[place[leaf] for leaf in segment.leaves])
         segment.finish()
         watch(self.modules, segment)
-        segment.watch_values(segment.variables)
+        segment.memory = memory_of(segment.variables) if segment.variables else _NOTHING
         for index in self.unwatched:  # only now: what is remembered is what the walk found
             self._compare_again(index)
         return segment

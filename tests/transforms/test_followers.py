@@ -16,6 +16,7 @@ import pytest
 
 import anabranch as ab
 from anabranch import transforms
+from anabranch.graph._classify import rule_of
 from anabranch.transforms._plans import Plans
 
 
@@ -466,3 +467,25 @@ def test_nothing_is_kept_alive():
     del jitted
     gc.collect()
     assert ref() is None
+
+
+def test_many_static_variants_have_followers_each_and_remember_together(monkeypatch):
+    def step(model: Any, k: Any, *, mode: Any) -> Any:
+        model.n.value += 1
+        return model.n.value * 10 + len(f"{k!r}{mode!r}")
+
+    model = ab.Module()
+    model.n = ab.Variable(jnp.zeros((), int))
+    variants = [(k, mode) for k in (*range(40), True, False, "1", None, 1.0) for mode in ("a", "b")]
+    step_of = ab.jit(step, static_argnums=1, static_argnames="mode")
+    for _ in range(3):
+        for k, mode in variants:
+            step_of(model, k, mode=mode)
+    monkeypatch.setattr(Plans, "call", None)  # nothing is left to the general way
+    count = int(model.n.value)
+    for k, mode in variants:
+        count += 1
+        assert int(step_of(model, k, mode=mode)) == count * 10 + len(f"{k!r}{mode!r}")
+    segments = [*rule_of(model).kept_plans(model).values()]
+    assert len(segments) == len(variants)
+    assert len({id(segment.memory) for segment in segments}) == 1

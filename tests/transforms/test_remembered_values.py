@@ -102,7 +102,8 @@ DOORS: dict[str, Callable[[Model], Any]] = {
 
 def check_what_is_remembered(model: Model) -> None:
     for segment in kind_of(model).kept_plans(model).values():
-        assert segment.values is None or list(map(id, segment.values)) == [
+        memory = segment.memory
+        assert memory.values is None or list(map(id, memory.values)) == [
             id(variable._value) for variable in segment.variables
         ]
 
