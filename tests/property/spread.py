@@ -52,6 +52,12 @@ class Spread:
             return x if stacked else jnp.broadcast_to(x, (LANES, *x.shape))
         return _rebuilt(x, self.given)
 
+    def has_axes(self, x: Any) -> bool:
+        """Tell whether no list or dict of an argument holds a NumPy scalar, which has no axis."""
+        containers = [node for node in reachable([x]) if isinstance(node, (*LISTS, *DICTS))]
+        held = [y for c in containers for y in (c.values() if isinstance(c, DICTS) else c)]
+        return not any(isinstance(y, np.generic) for y in held)
+
     def _replace(self, names: dict[str, Any], make: Make) -> None:
         nodes = [names, *reachable(names.values())]
         shared = [node for node in nodes if type(node) is self.shared]

@@ -312,6 +312,8 @@ class _Run:
             ) from expected
         args, kwargs = given[-1]
         if (spread := self.case.lanes) is not None:
+            if not all(map(spread.has_axes, (*args, *kwargs.values()))):
+                raise NotAProgramError("NumPy scalars in lists are arrays, and have no axis")
             args = tuple(spread.given(x) for x in args)
             kwargs = {name: spread.given(x) for name, x in kwargs.items()}
         got = self.other.call(action, (args, kwargs))

@@ -250,3 +250,28 @@ def test_threads_that_write_and_call_see_every_write_that_was_finished():
         sys.setswitchinterval(interval)
     assert not wrong
     assert int(evaluate(model)) == 399
+
+
+class Holder(ab.Module):
+    def __init__(self, shared: ab.Variable) -> None:
+        self.shared, self.own = shared, ab.Variable(jnp.zeros((), int))
+
+
+def add(holder: Holder) -> Any:
+    holder.shared.value += 1
+    holder.own.value += 2
+    return holder.shared.value + holder.own.value
+
+
+@pytest.mark.parametrize("count", [2, 16, 17, 40])
+def test_a_variable_that_many_models_share_is_read_afresh_by_all(count):
+    shared = ab.Variable(jnp.zeros((), int))
+    holders = [Holder(shared) for _ in range(count)]
+    compiled = ab.jit(add)
+    for number in range(1, 6):
+        for i, holder in enumerate(holders):
+            done = (number - 1) * count + i + 1
+            assert int(compiled(holder)) == done + 2 * number
+            for known in holders:
+                check_what_is_remembered(known)
+    assert int(shared.value) == 5 * count
