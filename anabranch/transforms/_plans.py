@@ -107,9 +107,7 @@ class Plans:
             form
             for form in self._forms.get(key, {}).get(name, ())
             if form[0] is not plan and form[0].is_fresh()
-        ]
-        if len(forms) >= _ALIKE:
-            return
+        ][1 - _ALIKE :]  # the oldest may fit no more
         if sum(map(len, self._forms.values())) >= _FOLLOWERS:
             self.followers.clear()
             self._forms.clear()
@@ -265,14 +263,20 @@ def _by_name(static: Selection, followers: Mapping[Any, Any], again: object = AG
 
 
 def _one_of(followers: Sequence[Any], again: object = AGAIN) -> Any:
-    """Return what lets the first follower make a call that can."""
+    """Return what lets the first follower make a call that can, the last one that could at first.
+
+    What changes for good, or from call to call, has followers that fit no more: flax does not say.
+    """
     if len(followers) == 1:
         return followers[0]
+    order = [*followers]
 
     def follow(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        for follower in followers:
+        for follower in order:
             result = follower(args, kwargs)
             if result is not again:
+                if follower is not order[0]:
+                    order[:] = [follower, *[other for other in order if other is not follower]]
                 return result
         return again
 
