@@ -207,6 +207,7 @@ class _ModuleKind(_AttributeKind):
         return _module.empty_modules(classes)
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        _module.tell_of_write(obj)
         super().fill(obj, extra, keys, values)
         _module.tell_of_write(obj)
 

@@ -127,13 +127,17 @@ class Module(_WithDict):
         if not owns(_token_of(self)):
             refuse(self, f"set attribute {name!r}")
         old = attributes_of(self).get(name, _ABSENT)
+        if old is value or (_is_array(old) and _is_array(value)):
+            _set(self, name, value)
+            return
+        tell_of_write(self)  # first, so that no interrupt can prevent it
         _set(self, name, value)
-        if old is not value and not (_is_array(old) and _is_array(value)):
-            tell_of_write(self)
+        tell_of_write(self)  # and again, for those who have begun to watch in between
 
     def __delattr__(self, name: str) -> None:
         if not owns(_token_of(self)):
             refuse(self, f"delete attribute {name!r}")
+        tell_of_write(self)
         object.__delattr__(self, name)
         tell_of_write(self)
 

@@ -11,7 +11,7 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from anabranch.errors import (
     VariableAttributeError,
 )
 from anabranch.graph import _static
+from anabranch.graph._arithmetic import Arithmetic, raw
 from anabranch.graph._conform import conform, write_at
 from anabranch.graph._scope import OPEN, here
 from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
@@ -34,7 +35,7 @@ V = TypeVar("V", bound="Variable")
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})
 
 
-class Variable:
+class Variable(Arithmetic):
     """Hold an array that can be replaced in place.
 
     Arguments:
@@ -56,7 +57,7 @@ class Variable:
     __slots__ = ("__dict__", "__weakref__", "_metadata", "_token", "_value", "_watchers")
 
     _value: Any
-    _metadata: Mapping[str, Any]
+    _metadata: Mapping[str, Any]  # None before it is initialised
     _token: Any
     _watchers: Remembering | None
 
@@ -73,16 +74,26 @@ class Variable:
             )
         _register_with_jax(cls)
 
+    def __new__(cls, *args: Any, **metadata: Any) -> Self:
+        variable = object.__new__(cls)
+        _set(variable, "_watchers", None)
+        _set(variable, "_metadata", None)  # until it is initialised
+        return variable
+
     def __init__(self, value: Any, **metadata: Any) -> None:
         if isinstance(value, Variable):
             raise ArgumentError(
                 f"{type(self).__name__}(...) was given a {type(value).__name__}; a Variable "
                 "holds arrays: pass `variable.value`"
             )
-        _set(self, "_value", value)
-        _set(self, "_metadata", _checked(metadata) if metadata else NO_METADATA)
-        _set(self, "_token", current_token())
-        _set(self, "_watchers", None)
+        view = MappingProxyType(_checked(metadata)) if metadata else NO_METADATA
+        if self._metadata is None:
+            _set(self, "_token", current_token())
+            _set(self, "_metadata", view)
+        else:  # it was initialised before: this is a write
+            check_owned(self, self._token, "initialise")
+            _write_metadata(self, view)
+        write_value(self, value)
 
     @property
     def value(self) -> Any:
@@ -119,8 +130,7 @@ class Variable:
         'bias'
         """
         check_owned(self, self._token, "set the metadata")
-        _set(self, "_metadata", MappingProxyType({**self._metadata, **_checked(metadata)}))
-        STRUCTURE.renew_variables()
+        _write_metadata(self, MappingProxyType({**self._metadata, **_checked(metadata)}))
 
     def replace(self: V, value: Any, **metadata: Any) -> V:
         """Return a new Variable of the same kind with another value, and metadata added.
@@ -165,7 +175,7 @@ class Variable:
 
     def __getitem__(self, index: Any) -> Any:
         value = here(self, self._token)._value if OPEN else self._value
-        return value if index is ... else value[_raw(index)]
+        return value if index is ... else value[raw(index)]
 
     def __setitem__(self, index: Any, new: Any) -> None:
         if isinstance(new, Variable):
@@ -178,7 +188,7 @@ class Variable:
         elif index is ...:
             write_value(cell, conform(type(self), old, new))
         else:
-            write_value(cell, write_at(type(self), jnp.asarray(old), _raw(index), new))
+            write_value(cell, write_at(type(self), jnp.asarray(old), raw(index), new))
 
     # -- the array protocol ----------------------------------------------------------------------
 
@@ -213,29 +223,10 @@ class Variable:
     def __round__(self, digits: int | None = None) -> Any:
         return round(self.value) if digits is None else round(self.value, digits)
 
-    __hash__ = object.__hash__
-
     def __repr__(self) -> str:
         parts = [_describe(self._value)] if hasattr(self, "_value") else ["<empty>"]
         parts += [f"{name}={value!r}" for name, value in getattr(self, "_metadata", {}).items()]
         return f"{type(self).__name__}({', '.join(parts)})"
-
-    if TYPE_CHECKING:  # the operators that are added below; `==` is elementwise
-
-        def __eq__(self, other: object, /) -> Any: ...
-        def __ne__(self, other: object, /) -> Any: ...
-        def _operator(self, other: Any, /) -> Any: ...
-        def _iop(self: V, other: Any, /) -> V: ...
-        def _unary(self) -> Any: ...
-
-        __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = _operator
-        __matmul__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _operator
-        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _operator
-        __rpow__ = __rmatmul__ = __rand__ = __ror__ = __rxor__ = __rlshift__ = _operator
-        __rrshift__ = __divmod__ = __rdivmod__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
-        __iadd__ = __isub__ = __imul__ = __itruediv__ = __ifloordiv__ = __imod__ = _iop
-        __ipow__ = __imatmul__ = __iand__ = __ior__ = __ixor__ = __ilshift__ = __irshift__ = _iop
-        __neg__ = __pos__ = __abs__ = __invert__ = _unary
 
     # -- copies ----------------------------------------------------------------------------------
 
@@ -269,6 +260,12 @@ def stand_in(kind: type[V], value: Any, metadata: Mapping[str, Any]) -> V:
     return variable
 
 
+def _write_metadata(variable: Variable, metadata: Mapping[str, Any]) -> None:
+    STRUCTURE.renew_variables()  # first, so that no interrupt can prevent it
+    _set(variable, "_metadata", metadata)
+    STRUCTURE.renew_variables()  # and again, for those who have looked in between
+
+
 def _checked(metadata: dict[str, Any]) -> dict[str, Any]:
     for name, value in metadata.items():
         try:
@@ -278,14 +275,6 @@ def _checked(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
-def _raw(operand: Any) -> Any:
-    if isinstance(operand, Variable):
-        return operand.value
-    if isinstance(operand, tuple):
-        return tuple([_raw(x) for x in operand])  # an index such as v[i, 1:]
-    return operand
-
-
 def _describe(value: Any) -> str:
     if isinstance(value, jax.Array) and not _jax.is_tracer(value) and value.is_deleted():
         return f"<deleted {value.dtype}[{','.join(map(str, value.shape))}]>"
@@ -293,62 +282,6 @@ def _describe(value: Any) -> str:
         return f"{value.dtype}[{','.join(map(str, value.shape))}]"
     text = repr(value)
     return text if len(text) <= 200 else text[:197] + "..."
-
-
-def _binary(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Any]:
-    def method(self: Variable, other: Any) -> Any:
-        return function(self.value, _raw(other))
-
-    return method
-
-
-def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Any]:
-    def method(self: Variable, other: Any) -> Any:
-        return function(_raw(other), self.value)
-
-    return method
-
-
-def _in_place(function: Callable[[Any, Any], Any]) -> Callable[[Variable, Any], Variable]:
-    def method(self: Variable, other: Any) -> Variable:
-        self.value = function(self.value, _raw(other))
-        return self
-
-    return method
-
-
-def _unary(function: Callable[[Any], Any]) -> Callable[[Variable], Any]:
-    def method(self: Variable) -> Any:
-        return function(self.value)
-
-    return method
-
-
-_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "matmul": operator.matmul,
-    "and": operator.and_,
-    "or": operator.or_,
-    "xor": operator.xor,
-    "lshift": operator.lshift,
-    "rshift": operator.rshift,
-}
-for _name, _function in _ARITHMETIC.items():
-    setattr(Variable, f"__{_name}__", _binary(_function))
-    setattr(Variable, f"__r{_name}__", _reflected(_function))
-    setattr(Variable, f"__i{_name}__", _in_place(_function))
-setattr(Variable, "__divmod__", _binary(divmod))
-setattr(Variable, "__rdivmod__", _reflected(divmod))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Variable, f"__{_name}__", _binary(getattr(operator, _name)))
-for _name in ("neg", "pos", "abs", "invert"):
-    setattr(Variable, f"__{_name}__", _unary(getattr(operator, _name)))
 
 
 # Compiled functions of jax.numpy take Variables as they take arrays: JAX asks for a pytree there.

@@ -4,10 +4,10 @@ To ask all Modules of a model on each call whether they have changed, and all Va
 hold, takes a fifth of the call. So they tell, and those who watch remember. Both refer weakly to
 those who watch.
 
-**Structure.** A write to a Module comes first, then the stamp that is the same for all objects is
-renewed, then the watchers are told; who begins to watch looks at that stamp before the walk and
-after having begun. So there is no write that neither the one nor the other notices, in whatever
-order threads run.
+**Structure.** After a write to a Module the stamp that is the same for all objects is renewed, then
+the watchers are told; who begins to watch looks at that stamp before the walk and after having
+begun. So there is no write that neither the one nor the other notices, in whatever order threads
+run. Both happens before the write, too: an interrupt may come right after it.
 
 **Values.** `Memory.values` is None or exactly what the Variables hold. Values are remembered, and
 Variables that are remembered written, under one lock, and what is remembered is dropped *before*

@@ -457,3 +457,28 @@ class TestIdentity:
 
         assert f(B).tolist() == (3 * (A + B)).tolist()
         assert v.value is A
+
+
+class TestInitialisedAgain:
+    def test_value_and_metadata_are_new_and_compiled_calls_see_them(self):
+        class Clearing(ab.Param):
+            def clear(self):
+                self.__init__(jnp.zeros(2), tag="cleared")
+
+        look = ab.jit(lambda holder: (holder[0].value.sum(), len(holder[0].get_metadata())))
+        module = ab.Module()
+        module.v = Clearing(jnp.ones(2))
+        inside = ab.jit(lambda m: (m.v.value.sum(), m.v.get_metadata().get("tag")))
+        for _ in range(4):
+            look([module.v]), inside(module)
+        module.v.clear()
+        assert inside(module) == (0, "cleared")
+        assert look([module.v]) == (0, 1)
+        ab.jit(lambda m: m.v.__init__(m.v.value + 3, tag="traced"))(module)
+        assert inside(module) == (6, "traced")
+
+    def test_it_is_refused_where_a_write_is(self):
+        v = ab.Param(jnp.ones(2))
+        with pytest.raises(CapturedWriteError, match="initialise"):
+            jax.jit(v.__init__)(1.0)
+        assert v.value.tolist() == [1, 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from collections.abc import Callable
@@ -182,3 +183,52 @@ def test_an_interrupt_at_the_end_of_a_run_leaves_nothing_open(name, monkeypatch)
     assert program.count() == 1
     call(program.passed)
     assert program.count() == 2
+
+
+class Part(ab.Module):
+    def __init__(self) -> None:
+        self.w = ab.Param(jnp.ones(2), tag="a")
+        self.k = 1
+
+
+class OtherPart(Part):
+    pass
+
+
+def seen(part: Any) -> Any:
+    """Return what shows every structural write."""
+    statics = {k: v for k, v in vars(part).items() if isinstance(v, int)}
+    variables = {k: repr(v.get_metadata()) for k, v in vars(part).items() if k not in statics}
+    total = sum(v.value.sum() for k, v in vars(part).items() if k not in statics)
+    return total, (type(part).__name__, repr(statics), repr(variables))
+
+
+STRUCTURAL_WRITES: dict[str, Callable[[Any], Any]] = {
+    "deleted": lambda m: delattr(m, "w"),
+    "static": lambda m: setattr(m, "k", 5),
+    "new": lambda m: setattr(m, "z", 5),
+    "replaced": lambda m: setattr(m, "w", ab.Param(jnp.zeros(3))),
+    "class": lambda m: setattr(m, "__class__", OtherPart),
+    "metadata": lambda m: m.w.set_metadata(tag="b"),
+    "initialised": lambda m: m.w.__init__(jnp.zeros(2), tag="c"),
+    "popped": lambda m: ab.pop(m, ab.Param),
+    "updated": lambda m: ab.update(m, ab.state(OtherPart())),
+    "compiled": ab.jit(lambda m: setattr(m, "k", 7)),
+}
+
+
+@pytest.mark.parametrize("door", STRUCTURAL_WRITES)
+def test_a_structural_write_that_is_interrupted_is_seen_by_planned_calls_if_it_was_made(door):
+    compiled = ab.jit(seen)
+    for place in (*range(60), *range(60, 2000, 23)):  # of later places, some
+        part = Part()
+        for _ in range(3):
+            compiled(part)
+        interrupting = Interrupting(place)
+        with interrupting, contextlib.suppress(KeyboardInterrupt):
+            STRUCTURAL_WRITES[door](part)
+        for _ in range(2):
+            assert str(compiled(part)) == str(seen(part)), place
+        if not interrupting.raised:
+            break
+    assert place >= 2

@@ -82,6 +82,7 @@ DOORS: dict[str, Callable[[Model], Any]] = {
     "a NumPy array": lambda m: setattr(m.layers[2], "value", np.full(2, 7.0, np.float32)),
     "whole index": lambda m: m.layers[2].__setitem__(..., jnp.full(2, 8.0)),
     "part": lambda m: m.layers[2].__setitem__(0, 9.0),
+    "initialised again": lambda m: m.mean.__init__(jnp.full(2, 4.0)),
     "in place": lambda m: m.layers[0].__iadd__(1.0),
     "update": lambda m: ab.update(m, jax.tree.map(lambda x: x + 1, ab.state(m, ab.Param))),
     "eager": train,
