@@ -79,6 +79,7 @@ def memory_of(variables: Sequence[Any]) -> Memory:
         memory = Memory(variables)
         mine = weakref.ref(memory)
         found: dict[int, tuple[weakref.ref[Memory], ...]] = {}
+        known_refs: list[Remembering] = []  # kept, so that their ids stay theirs
         others: dict[int, Memory] = {}
         for variable in variables:
             refs: Remembering = variable._watchers or ()
@@ -86,9 +87,12 @@ def memory_of(variables: Sequence[Any]) -> Memory:
                 alive = [(ref, other) for ref in refs if (other := ref()) is not None]
                 others.update({id(other): other for _, other in alive})
                 found[id(refs)] = (*[ref for ref, _ in alive], mine)
+                known_refs.append(refs)
             _set(variable, "_watchers", found[id(refs)])
         for other in others.values():
             memory._overlapping.append(weakref.ref(other))
+            if other.values is not None:
+                memory.beside.append(weakref.ref(other))
             other._overlapping = [*[ref for ref in other._overlapping if ref() is not None], mine]
         return memory
 
