@@ -14,6 +14,7 @@ from benchmarks import models
 from benchmarks.measure import BARE, NNX, NNX_TREE, OURS, Absent, Effort, Line, Step, compare
 from benchmarks.models import Library
 
+_WARM = 4  # calls of each variant: the first ones compile, and make what later ones use
 SIZES = (100, 1_000, 10_000, 100_000)
 VARIANTS = 400
 
@@ -154,7 +155,7 @@ def _tree_jit(function: Any, **options: Any) -> Any:
 
 
 def _in_turn(count: int, call: Callable[[int], Any], pending: Callable[[], Any]) -> Step:
-    for k in range(count):
+    for k in (*range(count),) * _WARM:
         call(k)
     turn = itertools.cycle(range(count))
     return Step(lambda: call(next(turn)), pending)
