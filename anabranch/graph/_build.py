@@ -21,7 +21,7 @@ from anabranch.graph._tokens import current_token
 from anabranch.graph._variable import NO_METADATA, Variable
 
 _new: Callable[[Any], Any] = object.__new__
-_SLOTS = ("_value", "_metadata", "_token", "_watchers")
+_SLOTS = ("_value", "_metadata", "_token", "_memories")
 _WRITERS = [vars(Variable)[slot].__set__ for slot in _SLOTS]
 _NONE: Mapping[int, Any] = {}
 

@@ -26,9 +26,8 @@ def is_same(a: Opened, b: Opened) -> bool:
 
 
 class Cell(NamedTuple):
-    """How the values of many Variables of one kind are read and written, in C where possible."""
+    """How the value of a Variable of one kind is read and written, in C."""
 
-    read_all: Callable[[Sequence[Any]], list[Any]]
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]
     metadata: Callable[[Any], Any]  # the dictionary, or what stands for it

@@ -23,7 +23,7 @@ from anabranch.errors import NodeTypeError
 from anabranch.graph import _module, _static, _variable
 from anabranch.graph._kind import Cell, Kind, Opened, key_value
 from anabranch.graph._pytrees import PytreeKind
-from anabranch.graph._tokens import STRUCTURE, check_owned, current_token, owns
+from anabranch.graph._tokens import check_owned, current_token, owns
 from anabranch.graph._watchers import write_value
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
@@ -40,7 +40,6 @@ class _VariableKind(Kind):
     is_variable = True
     is_object = True
     cell = Cell(
-        lambda variables: [variable._value for variable in variables],
         operator.attrgetter("_value"),
         vars(_variable.Variable)["_value"].__set__,
         operator.attrgetter("_metadata"),
@@ -61,7 +60,7 @@ class _VariableKind(Kind):
     def create(self, cls: Any, extra: Any) -> Any:
         variable = object.__new__(cls)
         _set(variable, "_token", current_token())
-        _set(variable, "_watchers", None)
+        _set(variable, "_memories", None)
         return variable
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
@@ -74,9 +73,10 @@ class _VariableKind(Kind):
                 for name, value in extra or ()
             }
             view = types.MappingProxyType(metadata) if metadata else _variable.NO_METADATA
-            _set(obj, "_metadata", view)
-            if not fresh:  # else nobody knows it
-                STRUCTURE.renew_variables()
+            if fresh:  # nobody knows it
+                _set(obj, "_metadata", view)
+            else:
+                _variable.write_metadata(obj, view)
         write_value(obj, values[0])
 
     def build(self, cls: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> Any:
@@ -101,7 +101,7 @@ class _VariableKind(Kind):
             ("_value", obj._value),
             ("_metadata", obj._metadata),
             ("_token", token),
-            ("_watchers", None),
+            ("_memories", None),
         ):
             _set(copy, name, content)
         return copy

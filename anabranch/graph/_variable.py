@@ -29,7 +29,7 @@ from anabranch.graph._arithmetic import Arithmetic, raw
 from anabranch.graph._conform import conform, write_at
 from anabranch.graph._scope import OPEN, here
 from anabranch.graph._tokens import NOBODY, STRUCTURE, check_owned, current_token
-from anabranch.graph._watchers import Remembering, write_value
+from anabranch.graph._watchers import Memories, write_value
 
 V = TypeVar("V", bound="Variable")
 NO_METADATA: Mapping[str, Any] = MappingProxyType({})
@@ -54,12 +54,12 @@ class Variable(Arithmetic):
     """
 
     # `__dict__` is listed so that all kinds have one layout; nothing is ever stored there.
-    __slots__ = ("__dict__", "__weakref__", "_metadata", "_token", "_value", "_watchers")
+    __slots__ = ("__dict__", "__weakref__", "_memories", "_metadata", "_token", "_value")
 
     _value: Any
     _metadata: Mapping[str, Any]  # None before it is initialised
     _token: Any
-    _watchers: Remembering | None
+    _memories: Memories | None  # that remember the value
 
     # numpy must leave `array + variable` to us
     __array_priority__ = 1000
@@ -76,7 +76,7 @@ class Variable(Arithmetic):
 
     def __new__(cls, *args: Any, **metadata: Any) -> Self:
         variable = object.__new__(cls)
-        _set(variable, "_watchers", None)
+        _set(variable, "_memories", None)
         _set(variable, "_metadata", None)  # until it is initialised
         return variable
 
@@ -92,7 +92,7 @@ class Variable(Arithmetic):
             _set(self, "_metadata", view)
         else:  # it was initialised before: this is a write
             check_owned(self, self._token, "initialise")
-            _write_metadata(self, view)
+            write_metadata(self, view)
         write_value(self, value)
 
     @property
@@ -130,7 +130,7 @@ class Variable(Arithmetic):
         'bias'
         """
         check_owned(self, self._token, "set the metadata")
-        _write_metadata(self, MappingProxyType({**self._metadata, **_checked(metadata)}))
+        write_metadata(self, MappingProxyType({**self._metadata, **_checked(metadata)}))
 
     def replace(self: V, value: Any, **metadata: Any) -> V:
         """Return a new Variable of the same kind with another value, and metadata added.
@@ -256,11 +256,12 @@ def stand_in(kind: type[V], value: Any, metadata: Mapping[str, Any]) -> V:
     _set(variable, "_value", value)
     _set(variable, "_metadata", MappingProxyType(dict(metadata)) if metadata else NO_METADATA)
     _set(variable, "_token", current_token())
-    _set(variable, "_watchers", None)
+    _set(variable, "_memories", None)
     return variable
 
 
-def _write_metadata(variable: Variable, metadata: Mapping[str, Any]) -> None:
+def write_metadata(variable: Variable, metadata: Mapping[str, Any]) -> None:
+    """Write the metadata of a Variable that somebody may know."""
     STRUCTURE.renew_variables()  # first, so that no interrupt can prevent it
     _set(variable, "_metadata", metadata)
     STRUCTURE.renew_variables()  # and again, for those who have looked in between

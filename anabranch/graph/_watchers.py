@@ -72,23 +72,21 @@ _MOST = 16  # memories that share Variables with one, and that it tells of itsel
 def memory_of(variables: Sequence[Any]) -> Memory:
     """Return the memory of some Variables, which is one for all who ask for the same ones."""
     with LOCK:
-        for ref in (variables[0]._watchers or ()) if variables else ():
+        for ref in (variables[0]._memories or ()) if variables else ():
             known = ref()
             if known is not None and _are_same(known.variables, variables):
                 return known
         memory = Memory(variables)
         mine = weakref.ref(memory)
-        found: dict[int, tuple[weakref.ref[Memory], ...]] = {}
-        known_refs: list[Remembering] = []  # kept, so that their ids stay theirs
+        found: dict[int, tuple[Memories, Memories]] = {}  # what was there, and is there now, by id
         others: dict[int, Memory] = {}
         for variable in variables:
-            refs: Remembering = variable._watchers or ()
+            refs: Memories = variable._memories or ()
             if id(refs) not in found:
                 alive = [(ref, other) for ref in refs if (other := ref()) is not None]
                 others.update({id(other): other for _, other in alive})
-                found[id(refs)] = (*[ref for ref, _ in alive], mine)
-                known_refs.append(refs)
-            _set(variable, "_watchers", found[id(refs)])
+                found[id(refs)] = refs, (*[ref for ref, _ in alive], mine)
+            _set(variable, "_memories", found[id(refs)][1])
         for other in others.values():
             memory._overlapping.append(weakref.ref(other))
             if other.values is not None:
@@ -101,7 +99,7 @@ def _are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
-Remembering = Sequence["weakref.ref[Memory]"]
+Memories = Sequence["weakref.ref[Memory]"]
 Watchers = Sequence["weakref.ref[Watcher]"]
 LOCK = threading.RLock()
 """Held while Variables are written whose values somebody may remember, and by commits."""
@@ -131,7 +129,7 @@ def tell(watchers: Watchers) -> None:
             watcher.fresh = False
 
 
-def forget(memories: Remembering) -> None:
+def forget(memories: Memories) -> None:
     """Let memories forget; `LOCK` is held."""
     for ref in memories:
         memory = ref()
@@ -141,16 +139,16 @@ def forget(memories: Remembering) -> None:
 
 def forget_all(variables: Iterable[Any]) -> None:
     """Let those who remember the values of some Variables forget; `LOCK` is held."""
-    for watchers in {id(w): w for v in variables if (w := v._watchers) is not None}.values():
-        forget(watchers)
+    for memories in {id(m): m for v in variables if (m := v._memories) is not None}.values():
+        forget(memories)
 
 
 def write_value(variable: Any, value: Any) -> None:
     """Write the value of a Variable, and see to it that nobody remembers another one."""
-    if variable._watchers is None:
+    if variable._memories is None:
         _set(variable, "_value", value)
-        if variable._watchers is None:
+        if variable._memories is None:
             return
     with LOCK:
-        forget(variable._watchers)
+        forget(variable._memories)
         _set(variable, "_value", value)

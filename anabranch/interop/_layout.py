@@ -41,9 +41,6 @@ set_metadata: Callable[[Any, dict[str, Any]], None] = SLOTS["_var_metadata"].__s
 
 
 CELL = Cell(
-    (lambda variables: [variable._raw_value for variable in variables])
-    if VALUE == "_raw_value"
-    else (lambda variables: [variable.raw_value for variable in variables]),
     raw_value,
     set_value,
     metadata_of,

@@ -161,7 +161,9 @@ class Ending:
         inputs, resolve = f"[{', '.join(self.inputs)}]", self._resolver(places)
         source = self.source
         source.add("with COMMIT:")
-        self._forget(2)
+        for number in self.written:  # it makes all forget who remember what is written
+            source.add(f"k{number} = s{number}.memory", 2)
+            source.add(f"m{number} = k{number}.values", 2)
         source.add(f"done = writer.write({variables}, {resolve}, {inputs}, out)", 2)
         if self.written:
             source.add(f"new = {self._outputs()}", 2)

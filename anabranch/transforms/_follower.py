@@ -41,7 +41,6 @@ from anabranch.transforms._source import FILE, Arguments, Source
 from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._writer import Writer
 
-_FEW = 4  # objects that are named one by one; more are picked in one call
 _ELEMENTS = 128  # of lists that are named one by one; more are compared in one call
 
 

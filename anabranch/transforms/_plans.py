@@ -232,6 +232,7 @@ class Plans:
 _FOLLOWERS = 1024
 _ALIKE = 8  # forms with one name that have a follower
 _SIMPLE = EXACT_BY_TYPE | {float, complex}
+_STRINGS = frozenset({str})
 _Forms = dict[Any, list[tuple[Plan, Any]]]
 """By name, plans and what follows them."""
 
@@ -242,14 +243,14 @@ def _name_of_form(static: Selection, args: Sequence[Any], kwargs: Mapping[str, A
     Followers with one name are asked in turn.
     """
     chosen = static.of_args(args) if static.nums else ()
-
-    def part(x: Any, *, is_static: bool) -> Any:
-        return x if type(x) is str or (is_static and type(x) in _SIMPLE) else None
-
     return (
-        *[part(x, is_static=i in chosen) for i, x in enumerate(args)],
-        *[(k, part(x, is_static=k in static.names)) for k, x in kwargs.items()],
+        *[_part(x, _SIMPLE if i in chosen else _STRINGS) for i, x in enumerate(args)],
+        *[(k, _part(x, _SIMPLE if k in static.names else _STRINGS)) for k, x in kwargs.items()],
     )
+
+
+def _part(x: Any, types: frozenset[type]) -> Any:
+    return x if type(x) in types else None
 
 
 def _by_name(static: Selection, followers: Mapping[Any, Any], again: object = AGAIN) -> Any:

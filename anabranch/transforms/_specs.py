@@ -263,10 +263,11 @@ class Resolver:
             below = specs_below(entry, spec, step, name)
             inside = (*above, edge) if isinstance(spec, FilterMap) and spec.by_path else ()
             for position in range(len(entry.edges) - 1, -1, -1):
-                key = entry.kind.path_key(entry.keys[position])
-                own = path if entry.kind.is_variable else link_to(path, key)
+                own = path
                 if not isinstance(spec, FilterMap):
                     own = None  # filters see paths from where they were given
+                elif not entry.kind.is_variable:
+                    own = link_to(path, entry.kind.path_key(entry.keys[position]))
                 pending.append(
                     (
                         entry.edges[position],
