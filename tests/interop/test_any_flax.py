@@ -15,6 +15,7 @@ from flax import nnx
 
 import anabranch as ab
 from anabranch.errors import SpentTwinError
+from anabranch.interop._layout import metadata_of
 
 
 class Net(nnx.Module):
@@ -102,3 +103,51 @@ def test_flax_is_imported_when_its_objects_appear_and_not_before():
         assert ab.jit(lambda v: v[...] + 1)(nnx.Param(1.0)) == 2
     """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class Part(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(2), first="a", last="b")
+        self.n = 1
+
+
+class Parts(nnx.Module):
+    def __init__(self):
+        self.a, self.b = Part(), Part()
+
+
+def seen(m):
+    parts = {name: x for name, x in vars(m).items() if isinstance(x, Part)}
+    statics = {
+        name: {k: v for k, v in vars(x).items() if isinstance(v, (int, str))}
+        for name, x in parts.items()
+    }
+    metadata = {name: dict(x.w.get_metadata()) for name, x in parts.items()}
+    return sum(x.w[...].sum() for x in parts.values()), repr((statics, metadata))
+
+
+DOORS = {
+    "value": lambda m: m.a.w.__setitem__(..., jnp.full(2, 3.0)),
+    "static": lambda m: setattr(m.b, "n", True),
+    "new": lambda m: setattr(m.a, "late", 2),
+    "renamed": lambda m: (delattr(m.b, "n"), setattr(m.b, "renamed", 1)),
+    "replaced": lambda m: setattr(m.b, "w", nnx.Param(jnp.full(2, 5.0))),
+    "metadata": lambda m: metadata_of(m.b.w).__setitem__("last", "c"),
+    "metadata renamed": lambda m: (
+        metadata_of(m.b.w).__delitem__("last"),
+        metadata_of(m.b.w).__setitem__("renamed", "b"),
+    ),
+    "a part": lambda m: setattr(m, "c", Part()),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_planned_call_sees_what_was_written_before_it(door):
+    compiled, ours, plain = ab.jit(seen), Parts(), Parts()
+    for _ in range(4):
+        assert str(compiled(ours)) == (before := str(seen(plain)))
+    DOORS[door](ours)
+    DOORS[door](plain)
+    assert str(seen(plain)) != before
+    for _ in range(3):
+        assert str(compiled(ours)) == str(seen(plain))
