@@ -177,6 +177,12 @@ def is_boundary(trace: Trace) -> bool:
     return isinstance(trace, _staging_type()) or getattr(trace, "parent_trace", None) is None
 
 
+def is_staged() -> bool:
+    """Tell whether what is done now becomes part of a larger program."""
+    staging = _staging_type()
+    return any(isinstance(trace, staging) for trace in trace_chain(current_trace()))
+
+
 def find_crossed_boundary(recorded: TraceRefs) -> Trace | None:
     """Return the first boundary between the current trace and a recorded chain, or None.
 

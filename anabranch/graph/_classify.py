@@ -115,6 +115,8 @@ def rule_of(obj: Any) -> Rule:
 
 def is_object(x: Any) -> bool:
     """Tell whether something is a Variable, or a node that has attributes."""
+    if type(x) in LOOK:
+        return False
     rule = rule_of(x)
     return isinstance(rule, Kind) and rule.is_object
 

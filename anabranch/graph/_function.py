@@ -16,7 +16,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.graph import _classify, _kinds
@@ -246,44 +246,56 @@ def lasting(origin: Origin, shared: dict[int, Any]) -> Origin:
 
 def captures_of(function: types.FunctionType) -> tuple[Capture, ...]:
     """Return where a function reaches objects."""
-    return tuple([capture for capture, value in what_is_captured(function) if _reaches(value)])
+    return tuple([capture for capture, value in what_is_captured(function) if _reaches([value])])
 
 
-def what_is_captured(function: types.FunctionType) -> Iterator[tuple[Capture, Any]]:
-    """Yield what a function captures, whatever it is."""
-    names = function.__code__.co_freevars
-    for i, cell in enumerate(function.__closure__ or ()):
+def what_is_captured(function: types.FunctionType) -> list[tuple[Capture, Any]]:
+    """Return what a function captures, whatever it is."""
+    cells, names = _captures_in(function.__code__)
+    found: list[tuple[Capture, Any]] = []
+    for capture, cell in zip(cells, function.__closure__ or (), strict=False):
         try:
-            yield Capture(CELL, i, names[i]), cell.cell_contents
+            found.append((capture, cell.cell_contents))
         except ValueError:  # it is empty
             continue
     for i, value in enumerate(function.__defaults__ or ()):
-        yield Capture(DEFAULT, i, f"__defaults__[{i}]"), value
+        found.append((Capture(DEFAULT, i, f"__defaults__[{i}]"), value))
     for name, value in (function.__kwdefaults__ or {}).items():
-        yield Capture(KEYWORD, name, name), value
+        found.append((Capture(KEYWORD, name, name), value))
     scope = function.__globals__
-    if not is_library(scope):
-        for name in global_names(function.__code__):
-            if name in scope:
-                yield Capture(GLOBAL, name, name), scope[name]
+    if names and not is_library(scope):
+        found += [(capture, scope[name]) for capture in names if (name := capture.name) in scope]
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _captures_in(code: types.CodeType) -> tuple[list[Capture], list[Capture]]:
+    """Return the cells and the globals that are captured by any function with some code."""
+    cells = [Capture(CELL, i, name) for i, name in enumerate(code.co_freevars)]
+    return cells, [Capture(GLOBAL, name, name) for name in global_names(code)]
 
 
 def is_library(scope: dict[str, Any]) -> bool:
     """Tell whether globals are those of a library whose code reaches no objects by them."""
-    return str(scope.get("__name__", "")).partition(".")[0] in LIBRARIES
+    return _is_of_library(str(scope.get("__name__", "")))
 
 
-def _reaches(value: Any) -> bool:
-    """Tell whether an object can be reached from what a function captures."""
-    pending, seen = [value], set[int]()
+@functools.lru_cache(maxsize=4096)
+def _is_of_library(module: str) -> bool:
+    return module.partition(".")[0] in LIBRARIES
+
+
+def _reaches(pending: list[Any]) -> bool:
+    """Tell whether an object can be reached from what a function captures; the list is used up."""
+    seen = set[int]()
     while pending and len(seen) < _MOST:
         x = pending.pop()
         cls = type(x)
         if cls in _classify.EXACT_BY_TYPE or id(x) in seen:
             continue
         seen.add(id(x))
-        if isinstance(x, types.FunctionType):
-            pending.extend([held for _, held in what_is_captured(x)])
+        if cls is types.FunctionType:
+            pending += [held for _, held in what_is_captured(x)]
             continue
         rule = _classify.RULES.get(cls)
         if rule is None:
@@ -331,7 +343,7 @@ def _rule(function: types.FunctionType) -> Any:
         return FUNCTION
     if function in _SETTLED:
         return _classify.STATIC
-    if any(_reaches(value) for _, value in what_is_captured(function)):
+    if _reaches([value for _, value in what_is_captured(function)]):
         return FUNCTION
     if _is_settled(function):
         _SETTLED.add(function)

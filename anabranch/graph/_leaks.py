@@ -14,17 +14,24 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from anabranch.errors import CapturedWriteError, first_few
 from anabranch.graph import _classify, _kinds, _module
 from anabranch.graph._code import names_in
-from anabranch.graph._function import LIBRARIES, is_filled, is_library, what_is_captured
+from anabranch.graph._function import (
+    LIBRARIES,
+    is_filled,
+    is_library,
+    plain_function,
+    what_is_captured,
+)
 from anabranch.graph._kinds import ABSENT, Kind, read_slot
 from anabranch.graph._scope import Scope
 from anabranch.graph._spend import SPENT
@@ -38,14 +45,65 @@ _CLOSED = LIBRARIES | {"builtins", "functools", "logging", "threading", "weakref
 _attributes_of_class = vars(type)["__dict__"].__get__
 
 
-class _Place(NamedTuple):
-    """Something that has names for what it holds."""
+class _Sort(NamedTuple):
+    """How places of one sort are read and written. Each has an owner, and names for what it holds.
 
-    name: tuple[str, str]  # what is written before, and after, the name of what it holds
-    read: Callable[[], Iterable[tuple[str, Any]]]
-    put: Callable[[str, Any], None]
-    delete: Callable[[str], None]
-    before: dict[str, Any]
+    All that is done for a place before and after a run, unless something is found, is `read`.
+    """
+
+    read: Callable[[Any], dict[str, Any]]
+    put: Callable[[Any, str, Any], None]
+    delete: Callable[[Any, str], None]
+    text: Callable[[Any, str, str], str]  # from the owner, its name and the name of what it holds
+
+
+def _cells_of(function: Any) -> dict[str, Any]:
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))
+    return {name: cells[name] for name in names_in(function.__code__).rebound}
+
+
+def _variables_of(function: Any) -> dict[str, Any]:
+    cells = _cells_of(function).items()
+    return {name: cell.cell_contents for name, cell in cells if is_filled(cell)}
+
+
+def _globals_of(function: Any) -> dict[str, Any]:
+    scope = function.__globals__
+    return {name: scope[name] for name in names_in(function.__code__).stored if name in scope}
+
+
+def _slots_of(x: Any) -> dict[str, Any]:
+    names = _module.slot_names(type(x))
+    return {name: y for name in names if (y := read_slot(x, name)) is not ABSENT}
+
+
+_DICT = _Sort(
+    dict[str, Any].copy,
+    dict[str, Any].__setitem__,
+    dict[str, Any].__delitem__,
+    lambda _, name, key: f"{name}.{key}",
+)
+_CELLS = _Sort(
+    _variables_of,
+    lambda function, key, x: setattr(_cells_of(function)[key], "cell_contents", x),
+    lambda function, key: delattr(_cells_of(function)[key], "cell_contents"),
+    lambda function, _, key: (
+        f"{key} (a variable of {function.__qualname__.rpartition('.<locals>.')[0]})"
+    ),
+)
+_GLOBALS = _Sort(
+    _globals_of,
+    lambda function, key, x: function.__globals__.__setitem__(key, x),
+    lambda function, key: function.__globals__.__delitem__(key),
+    lambda function, _, key: f"{key} (a global of {function.__globals__.get('__name__')})",
+)
+_CLASS = _Sort(
+    lambda cls: _attributes_of_class(cls).copy(),
+    type.__setattr__,
+    type.__delattr__,
+    lambda cls, _, key: f"{cls.__qualname__}.{key} (an attribute of the class)",
+)
+_SLOTS = _Sort(_slots_of, object.__setattr__, object.__delattr__, _DICT.text)
 
 
 class Places:
@@ -54,19 +112,32 @@ class Places:
     Arguments:
         functions: functions, methods, partials and callable objects.
         classes: of the objects that they work on.
+        around: the places of the function that calls them. What is left in one of those is found
+            when that function ends, so what it reaches is not followed again.
     """
 
-    __slots__ = ("_pending", "_places", "_seen")
+    __slots__ = ("_covered", "_pending", "_places", "_seen")
 
-    def __init__(self, functions: Iterable[Any], classes: Iterable[type]) -> None:
-        self._places: list[_Place] = []
+    def __init__(
+        self, functions: Collection[Any], classes: Iterable[type], around: Places | None = None
+    ) -> None:
+        # functions, classes and modules that are followed, by whomever
+        self._covered: dict[int, Any] = {} if around is None else around._covered.copy()
+        for function in functions:  # but the error shall name the transform that this one is given
+            self._covered.pop(id(plain_function(function)), None)
+        # a sort, an owner and its name, and what it holds
+        self._places: list[tuple[_Sort, Any, str, dict[str, Any]]] = []
         self._seen: dict[int, Any] = {}  # by id; with the things, so that ids stay valid
         # a thing, what it is called, and whether it is reached in a way of which no twin is made
         self._pending = deque([(x, "", False) for x in (*functions, *classes)])
-        pending, seen = self._pending, self._seen
+        pending, seen, covered = self._pending, self._seen, self._covered
         while pending and len(seen) < _MOST:
             x, name, hidden = pending.popleft()
-            if type(x) not in _classify.EXACT_BY_TYPE and id(x) not in seen:
+            if (
+                type(x) not in _classify.EXACT_BY_TYPE
+                and id(x) not in seen
+                and id(x) not in covered
+            ):
                 seen[id(x)] = x
                 self._follow(x, name, hidden)
 
@@ -80,82 +151,69 @@ class Places:
             How these places are called.
         """
         found: list[str] = []
-        for (start, end), read, put, delete, before in self._places:
-            for key, x in read():
+        for sort, owner, name, before in self._places:
+            now = sort.read(owner)
+            if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
+                continue
+            for key, x in now.items():
                 old = before.get(key, ABSENT)
                 if old is not x and _reaches_inside(x, scope):
                     if old is ABSENT:
-                        delete(key)
+                        sort.delete(owner, key)
                     else:
-                        put(key, old)
-                    found.append(f"{start}{key}{end}")
+                        sort.put(owner, key, old)
+                    found.append(sort.text(owner, name, key))
         return found
 
-    def _add(
-        self,
-        name: tuple[str, str],
-        read: Callable[[], Iterable[tuple[str, Any]]],
-        put: Callable[[str, Any], None],
-        delete: Callable[[str], None],
-    ) -> None:
-        self._places.append(_Place(name, read, put, delete, dict(read())))
-
-    def _add_dict(self, name: str, held: dict[str, Any]) -> None:
-        self._add((f"{name}.", ""), lambda: [*held.items()], held.__setitem__, held.__delitem__)
+    def _add(self, sort: _Sort, owner: Any, name: str = "") -> None:
+        self._places.append((sort, owner, name, sort.read(owner)))
 
     def _follow(self, x: Any, name: str, hidden: bool) -> None:
         cls: Any = type(x)
         if cls is types.FunctionType:
+            self._covered[id(x)] = x
             self._function(x, name)
         elif cls in _classify.LOOK:  # a transformed function
-            self._add_dict(name, vars(x))
+            self._add(_DICT, vars(x), name)
             self._pending.append((getattr(x, "__wrapped__", None), name, hidden))
         elif issubclass(cls, type):
+            self._covered[id(x)] = x
             self._class(x)
         elif cls is types.ModuleType:
+            self._covered[id(x)] = x
             if _library_of(x.__name__) not in _FOREIGN:
-                self._add_dict(name, vars(x))
+                self._add(_DICT, vars(x), name)
         else:
             self._other(x, _classify.rule_of(x), name, hidden)
 
     def _function(self, function: types.FunctionType, name: str) -> None:
-        scope, called = function.__globals__, function.__qualname__
-        if is_library(scope):
+        if is_library(function.__globals__):
             return
-        self._pending += [(x, capture.name, False) for capture, x in what_is_captured(function)]
-        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        if cells:
-            self._add(
-                ("", f" (a variable of {called.rpartition('.<locals>.')[0]})"),
-                lambda: [(key, c.cell_contents) for key, c in cells.items() if is_filled(c)],
-                lambda key, x: setattr(cells[key], "cell_contents", x),
-                lambda key: delattr(cells[key], "cell_contents"),
-            )
-        stored = names_in(function.__code__).stored
-        if stored:
-            self._add(
-                ("", f" (a global of {scope.get('__name__')})"),
-                lambda: [(key, scope[key]) for key in stored if key in scope],
-                scope.__setitem__,
-                scope.__delitem__,
-            )
+        known = _classify.EXACT_BY_TYPE
+        self._pending += [
+            (x, capture.name, False)
+            for capture, x in what_is_captured(function)
+            if type(x) not in known
+        ]
+        names = names_in(function.__code__)
+        if names.rebound:
+            self._add(_CELLS, function)
+        if names.stored:
+            self._add(_GLOBALS, function)
         own = function.__dict__
-        self._add_dict(called, own)
-        self._pending.append((own.get("__wrapped__"), name, False))
+        self._add(_DICT, own, function.__qualname__)
+        if "__wrapped__" in own:
+            self._pending.append((own["__wrapped__"], name, False))
 
     def _class(self, cls: Any) -> None:
         if not cls.__flags__ & _module.IS_HEAP_TYPE or _library_of(cls.__module__) in _FOREIGN:
             return
-        name, attributes = cls.__qualname__, _attributes_of_class(cls)
-        self._add(
-            (f"{name}.", " (an attribute of the class)"),
-            lambda: [*attributes.items()],
-            functools.partial(type.__setattr__, cls),
-            functools.partial(type.__delattr__, cls),
-        )
-        pending = self._pending
+        self._add(_CLASS, cls)
+        name, pending, known = cls.__qualname__, self._pending, _classify.EXACT_BY_TYPE
         pending += [(base, "", False) for base in cls.__bases__]
-        for key, x in attributes.items():
+        for key, x in _attributes_of_class(cls).items():
+            if type(x) in known:
+                continue
             if isinstance(x, (staticmethod, classmethod)):
                 x = x.__func__
             elif isinstance(x, property):
@@ -168,7 +226,7 @@ class Places:
             if rule is _classify.LEAF or rule is _classify.NUMBER or rule is _classify.REF:
                 return
             if isinstance(x, threading.local):
-                self._add_dict(name, x.__dict__)  # that of this thread
+                self._add(_DICT, x.__dict__, name)  # that of this thread
             elif _library_of(cls.__module__) in _CLOSED:
                 pending.append((getattr(x, "__wrapped__", None), name, hidden))
             else:
@@ -194,15 +252,9 @@ class Places:
         if not issubclass(cls, _module.Module):  # that refuses such writes by itself
             own: Any = getattr(x, "__dict__", None)
             if type(own) is dict:
-                self._add_dict(name, own)
-            slots = _module.slot_names(cls)
-            if slots:
-                self._add(
-                    (f"{name}.", ""),
-                    lambda: [(k, y) for k in slots if (y := read_slot(x, k)) is not ABSENT],
-                    functools.partial(object.__setattr__, x),
-                    functools.partial(object.__delattr__, x),
-                )
+                self._add(_DICT, own, name)
+            if _module.slot_names(cls):
+                self._add(_SLOTS, x, name)
         rule = _classify.rule_of(x)
         _, keys, values = (rule if isinstance(rule, Kind) else _kinds.OBJECT).open(x)
         self._pending.append((cls, "", False))
@@ -250,4 +302,9 @@ def _shown(key: Any) -> str:
 
 
 def _library_of(module: Any) -> str:
-    return str(module).partition(".")[0]
+    return _first_name(str(module))
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_name(module: str) -> str:
+    return module.partition(".")[0]

@@ -136,6 +136,7 @@ class Scope:
         self._opener = opener
         self._hooked = hooked
         self._parent: Scope | None = None
+        self.places: Any = None  # see `_leaks`
         self.found: list[Any] = []
         self.stand_ins: list[Any] = []
 

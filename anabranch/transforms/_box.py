@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anabranch._room import with_room
 from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Delta, Diff, apply, diff
 from anabranch.graph._flatten import Flat, check_opaques
@@ -121,6 +122,7 @@ class Inside(NamedTuple):
     picked: Any
 
 
+@with_room
 def run_inside(
     graphdef: GraphDef,
     leaves: Sequence[Any],
@@ -149,8 +151,9 @@ def run_inside(
     opener, captured = (None, ()) if attempt is None else (attempt.opener, attempt.captured)
     scope = Scope(outer, twins, opener, captured, attempt is not None and attempt.hooked)
     functions = () if attempt is None else attempt.functions
-    places = Places(functions, built.recipe.classes)
     scopes = open_scopes()
+    around = scopes[-1].places if scopes else None
+    scope.places = places = Places(functions, built.recipe.classes, around)
     depth = len(scopes)
     left: list[str] = []
     try:

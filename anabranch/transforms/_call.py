@@ -13,7 +13,6 @@ from anabranch.errors import ArgumentError, StaticValueError, StructureError
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._function import FUNCTION
-from anabranch.graph._kinds import Kind
 from anabranch.transforms._lifting import split_for_attempt, with_found
 
 
@@ -85,8 +84,7 @@ def flatten_call(
 
 def method_of(function: Any) -> Any:
     """Return the method that a callable object is called by, if that reaches further objects."""
-    rule = _classify.rule_of(function)
-    if isinstance(rule, Kind) and rule.is_object and callable(function):
+    if _classify.is_object(function) and callable(function):
         method = type(function).__call__
         if _classify.rule_of(method) is FUNCTION:
             return types.MethodType(method, function)

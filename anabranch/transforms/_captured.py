@@ -104,8 +104,7 @@ class _Captured:
         """Add what a target reaches; objects that it is bound to are arguments of the call."""
         while isinstance(target, (functools.partial, types.MethodType)):
             target = target.func if isinstance(target, functools.partial) else target.__func__
-        rule = _classify.rule_of(target)
-        if isinstance(rule, Kind) and rule.is_object:
+        if _classify.is_object(target):
             target = type(target).__call__
         self._function(target, _DEPTH)
 

@@ -28,6 +28,7 @@ from anabranch.transforms._loop import (
 from anabranch.transforms._names import number_leaves
 from anabranch.transforms._prologue import FirstStep, Prologue, run_with_prologue
 from anabranch.transforms._runners import Targets, call_kept
+from anabranch.transforms._scanned import Scanned, named
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,7 +95,8 @@ def fori_loop(
             return _fori_runner(loop, targets.refs, bounds, unroll)
 
         key = ("fori_loop", flat.graphdef, tuple(loop.axes), bounds, unroll)
-        report, groups = call_kept(key, targets, make, None if known else stop, *flat.leaves)
+        end = None if known else stop
+        report, groups = call_kept(key, targets, make, end, *flat.leaves, keeps_traces=known)
         if type(report) is Prologue:
             return report, groups
         return finish(flat, report, groups)
@@ -106,70 +108,38 @@ def _fori_runner(
     loop: Loop, refs: Sequence[Any], bounds: tuple[int, int] | None, unroll: Any
 ) -> Callable[..., Any]:
     call, counter = calling(refs, 0), _counter(loop.graphdef)
+    if bounds is not None:
+        length, options = bounds[1] - bounds[0], {"unroll": 1 if unroll is None else unroll}
+        scanned = Scanned(loop, call, length, counter, **options)
 
     def run(stop: Any, *leaves: Any) -> Any:
-        state = (leaves[counter], loop.carry_in(leaves), loop.fixed(leaves))
-        first = FirstStep(None if bounds is None else bounds[1] - bounds[0])
-
-        def step(
-            i: Any, carried: list[Any], fixed: dict[int, Any], slices: Sequence[Any] = ()
-        ) -> Stepped:
-            return loop.step(call, carried, slices, {**fixed, counter: i}, first=first)
-
         if bounds is not None:
-            length = bounds[1] - bounds[0]
-            done = _scanned(loop, step, state, loop.slices(leaves), length, unroll)
-        else:
-            done = _until(loop, step, state, stop)
-        return done if first.prologue is None else (first.prologue, first.prologue.outputs())
+            return scanned.run(leaves)
+        return _until(loop, call, counter, stop, leaves)
 
     return number_leaves(run, loop.graphdef)
 
 
-def _scanned(
-    loop: Loop, step: Any, state: tuple[Any, ...], slices: list[Any], length: int, unroll: Any
+def _until(
+    loop: Loop, call: Callable[[Any], Any], counter: int, stop: Any, leaves: Sequence[Any]
 ) -> Any:
-    """Run a known number of steps."""
-    start, carried, fixed = state
-
-    def body(state: tuple[Any, list[Any]], slices: list[Any]) -> Any:
-        done = step(*state, fixed, slices)
-        return (state[0] + 1, done.carried), (done.report, done.marks, done.stacked)
-
-    (_, carried), (report, marks, stacked) = jax.lax.scan(
-        _named(loop, body),
-        (start, carried),
-        slices,
-        length=length,
-        unroll=1 if unroll is None else unroll,
-    )
-    return report, loop.outputs(carried, marks, stacked)
-
-
-def _named(loop: Loop, body: F) -> F:
-    """Let JAX's messages tell where a part of the state comes from."""
-    counter, carried = _counter(loop.graphdef), loop.carried
-
-    def number(indices: Sequence[int]) -> int:
-        return carried[indices[1]] if len(indices) > 1 else counter
-
-    return number_leaves(loop.named(body), loop.graphdef, "state", number)
-
-
-def _until(loop: Loop, step: Any, state: tuple[Any, ...], stop: Any) -> Any:
     """Run steps until a bound that is known at run time only."""
-    start, carried, fixed = state
+    fixed, first = loop.fixed(leaves), FirstStep()
     steps: list[Stepped] = []  # a while loop returns what it carries: the report leaves by this way
 
-    def body(state: tuple[Any, Any, list[Any]]) -> Any:
-        i, stop, carried = state
-        steps.append(step(i, carried, fixed))
+    def body(state: tuple[Any, list[Any], Any]) -> Any:
+        i, carried, stop = state
+        steps.append(loop.step(call, carried, fixed={**fixed, counter: i}, first=first))
         refuse_records(loop, steps[-1])
-        return i + 1, stop, steps[-1].carried
+        return i + 1, steps[-1].carried, stop
 
-    _, _, carried = jax.lax.while_loop(
-        lambda state: state[0] < state[1], _named(loop, body), (start, stop, carried)
+    _, carried, _ = jax.lax.while_loop(
+        lambda state: state[0] < state[2],
+        named(loop, body, counter),
+        (leaves[counter], loop.carry_in(leaves), stop),
     )
+    if first.prologue is not None:
+        return first.prologue, first.prologue.outputs()
     return steps[-1].report, loop.outputs(carried, steps[-1].marks, ())
 
 

@@ -109,16 +109,20 @@ class Loop:
 
     def slices(self, leaves: Sequence[Any]) -> list[Any]:
         """Return the leaves that are scanned over, with their axes in front."""
-        return [jnp.moveaxis(leaves[i], self.axes[i] or 0, 0) for i in self.scanned]
+        return [_moved(leaves[i], self.axes[i] or 0, 0) for i in self.scanned]
 
     def fixed(self, leaves: Sequence[Any]) -> dict[int, Any]:
         """Return the leaves that are neither."""
         return {i: leaves[i] for i in self._fixed}
 
     def named(self, step: F) -> F:
-        """Let JAX's messages tell where the parameters `carried` and `slices` come from."""
-        carried, scanned = self.carried, self.scanned
-        number_leaves(step, self._outer, "carried", lambda at: carried[at[0]])
+        """Let JAX's messages tell where the parameter `carried` comes from."""
+        carried = self.carried
+        return number_leaves(step, self._outer, "carried", lambda at: carried[at[0]])
+
+    def named_slices(self, step: F) -> F:
+        """Let JAX's messages tell where the parameter `slices` comes from."""
+        scanned = self.scanned
         return number_leaves(step, self._outer, "slices", lambda at: scanned[at[0]])
 
     def step(
@@ -165,7 +169,7 @@ class Loop:
     ) -> list[list[Any]]:
         """Return what comes out of the loop, as `finish` wants it."""
         written = [[c] if m is not None else [] for c, m in zip(carried, marks, strict=True)]
-        moved = [[jnp.moveaxis(y, 0, axis) for y in ys] for axis, ys in enumerate(stacked)]
+        moved = [[_moved(y, 0, axis) for y in ys] for axis, ys in enumerate(stacked)]
         return [*written, *moved]
 
     def places(self, carries: Sequence[Part]) -> list[Place]:
@@ -196,6 +200,11 @@ def _taking_part(graphdef: GraphDef, args: Any, kwargs: Any) -> list[Part]:
         Part(function_edge, None, "the function", None, root, 0),
     ]
     return [part for part in found if not isinstance(part.spec, int)]
+
+
+def _moved(array: Any, source: int, target: int) -> Any:
+    """Return `jnp.moveaxis`, whose trace costs something though nothing is moved."""
+    return array if source == target else jnp.moveaxis(array, source, target)
 
 
 def _input_axis(axis: Any, leaf: Any) -> int | None:

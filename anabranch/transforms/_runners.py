@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from anabranch import _jax
 from anabranch.graph import _classify
 from anabranch.transforms._captured import call_watched, captured
 from anabranch.transforms._names import signature_of
@@ -99,9 +100,8 @@ class Owned:
 
     def call(self, key: Hashable, make: Callable[[], Callable[..., Any]], *args: Any) -> Any:
         """Call what is kept for a key, made first if need be."""
-        now = captured(self._functions)
         before, made = self._table.get(key, (None, None))
-        if made is None or now is None or before != now:
+        if made is None or before is None or before != captured(self._functions):
             made = make()
         function = made
 
@@ -113,15 +113,20 @@ class Owned:
 
 
 class _Kept:
-    __slots__ = ("captured", "function")
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.captured: list[Any] | None = None
+        self.function = function
 
-    def __init__(self, function: Callable[..., Any], captured: list[Any] | None) -> None:
+    @functools.cached_property
+    def compiled(self) -> Callable[..., Any]:
+        """The function, compiled."""
+        function = self.function
+
         def run(*args: Any) -> Any:  # JAX goes by the identity of functions
             return function(*args)
 
         run.__signature__ = signature_of(function)  # for the names in JAX's messages
-        self.captured = captured
-        self.function = jax.jit(run, inline=True)
+        return jax.jit(run, inline=True)
 
 
 class Runners:
@@ -146,6 +151,7 @@ class Runners:
         make: Callable[[], Callable[..., Any]],
         *args: Any,
         refs: Sequence[weakref.ref[Any]] = (),
+        keeps_traces: bool = False,
     ) -> Any:
         """Call a compiled function, and keep it.
 
@@ -155,15 +161,16 @@ class Runners:
             make: returns what is compiled.
             args: arrays.
             refs: functions that it depends on, too, but that it must not keep alive.
+            keeps_traces: whether JAX keeps the traces of what it calls. Then it is not compiled
+                where all is part of a larger program, as a trace within a trace costs something.
         """
         entry = (key, tuple(refs))
-        now = captured(functions)
         with self._lock:
             kept = self._kept.get(entry)
             if kept is not None:
                 self._kept.move_to_end(entry)
-        if kept is None or now is None or kept.captured != now:
-            kept = _Kept(make(), now)
+        if kept is None or kept.captured is None or kept.captured != captured(functions):
+            kept = _Kept(make())
         called, traced = kept, False
 
         def remember() -> None:
@@ -172,7 +179,9 @@ class Runners:
             # as the functions have left it: they may count their own traces in what they capture
             called.captured = captured(functions)
 
-        result = call_watched(remember, called.function, *args)
+        is_part = keeps_traces and _jax.is_staged()
+        function = called.function if is_part else called.compiled
+        result = call_watched(remember, function, *args)
         if traced and called.captured is not None:
             self._keep(key, refs, called)
         return result
@@ -212,7 +221,11 @@ DIRECT = Runners()
 
 
 def call_kept(
-    key: Hashable, targets: Targets, make: Callable[[], Callable[..., Any]], *args: Any
+    key: Hashable,
+    targets: Targets,
+    make: Callable[[], Callable[..., Any]],
+    *args: Any,
+    keeps_traces: bool = False,
 ) -> Any:
     """Call a compiled function that is kept as long as its targets live and capture the same.
 
@@ -221,5 +234,7 @@ def call_kept(
         targets: the functions that it calls.
         make: returns what is compiled. It must hold targets by their `refs` only.
         args: arrays.
+        keeps_traces: see `Runners.call`.
     """
-    return DIRECT.call(key, targets.functions, make, *args, refs=targets.refs)
+    refs = targets.refs
+    return DIRECT.call(key, targets.functions, make, *args, refs=refs, keeps_traces=keeps_traces)

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-import jax
-
 from anabranch._boundary import boundary, where
 from anabranch.errors import StructureError
 from anabranch.graph._flatten import Flat
@@ -20,8 +18,9 @@ from anabranch.transforms._lanes import common_size
 from anabranch.transforms._loop import Loop, calling, slice_perturbations
 from anabranch.transforms._names import number_leaves
 from anabranch.transforms._options import ScanOptions
-from anabranch.transforms._prologue import FirstStep, Prologue, run_with_prologue
+from anabranch.transforms._prologue import Prologue, run_with_prologue
 from anabranch.transforms._runners import Targets, call_kept
+from anabranch.transforms._scanned import Scanned
 from anabranch.transforms._specs import is_container
 from anabranch.transforms._wrap import wrap
 
@@ -100,11 +99,16 @@ def scan(
         loop, size = _prepare(name, flat, *specs.match(args, kwargs), out_axes, length)
 
         def make() -> Any:
-            return _runner(loop, targets.refs, size, options)
+            scanned = Scanned(loop, calling(targets.refs, 0), size, **options)
+
+            def run(*leaves: Any) -> Any:
+                return scanned.run(leaves)
+
+            return number_leaves(run, loop.graphdef)
 
         axes = (frozen(in_axes), frozen(out_axes), *loop.axes)
         key = ("scan", flat.graphdef, axes, size, reverse, unroll)
-        report, groups = call_kept(key, targets, make, *flat.leaves)
+        report, groups = call_kept(key, targets, make, *flat.leaves, keeps_traces=True)
         if type(report) is Prologue:
             return report, groups
         return finish(flat, report, groups)
@@ -128,28 +132,6 @@ def _prepare(
     size = common_size(flat, loop.inputs, loop.axes, length, "length")
     slice_perturbations(loop, flat, size)
     return loop, size
-
-
-def _runner(
-    loop: Loop, refs: Sequence[Any], length: int, options: dict[str, Any]
-) -> Callable[..., Any]:
-    call = calling(refs, 0)
-
-    def run(*leaves: Any) -> Any:
-        fixed, first = loop.fixed(leaves), FirstStep(length)
-
-        def step(carried: list[Any], slices: list[Any]) -> Any:
-            done = loop.step(call, carried, slices, fixed, steps=length > 0, first=first)
-            return done.carried, (done.report, done.marks, done.stacked)
-
-        carried, (report, marks, stacked) = jax.lax.scan(
-            loop.named(step), loop.carry_in(leaves), loop.slices(leaves), length=length, **options
-        )
-        if first.prologue is not None:
-            return first.prologue, first.prologue.outputs()
-        return report, loop.outputs(carried, marks, stacked)
-
-    return number_leaves(run, loop.graphdef)
 
 
 def plain_values(spec: Any) -> Iterable[Any]:
