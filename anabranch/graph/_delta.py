@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
+from anabranch import _jax
 from anabranch.errors import (
     CapturedWriteError,
     ConcurrentWriteError,
@@ -115,8 +116,12 @@ def diff(
     name = namer(graphdef)
     variables = _variables_around(graphdef) if changed else {}
     for index, contents in changed:
-        called = functools.partial(name, index)
-        walk.add_contents(twins[index], contents, variables.get(index), called)
+        values = contents[2]
+        if len(values) == 1 and _is_array_of_trace(values[0]):  # a Variable, most often
+            walk.add_leaf(values[0])
+        else:
+            called = functools.partial(name, index)
+            walk.add_contents(twins[index], contents, variables.get(index), called)
     walk.add(result, "the return value", numbers=lanes)
     check_made_here(walk.objects)
     table, edges = walk.table()
@@ -125,6 +130,10 @@ def diff(
     shared: dict[int, Any] = {}
     new = tuple([_lasting(e, shared) if e.kind is FUNCTION else e for e in table])
     return Diff(Delta(entries, new, next(following), len(walk.leaves)), walk.leaves, walk.objects)
+
+
+def _is_array_of_trace(x: Any) -> bool:
+    return _jax.is_tracer(x) and not _jax.is_ref_tracer(x)
 
 
 def _entry(index: int, twin: Any, contents: Contents, edges: Iterator[Edge]) -> tuple[int, Entry]:

@@ -104,6 +104,11 @@ class Walk:
         """
         self._run((obj,), numbers, None, lambda _: name)
 
+    def add_leaf(self, leaf: Any) -> None:
+        """Encode an array, of which nothing is to be checked any more."""
+        self.tokens.append(_table.LEAF)
+        self.leaves.append(leaf)
+
     def add_contents(
         self,
         obj: Any,

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from anabranch._room import with_room
 from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Delta, Diff, apply, diff
 from anabranch.graph._flatten import Flat, check_opaques
@@ -29,6 +28,7 @@ from anabranch.graph._scope import HOOKS, OPEN, Scope, open_scopes
 from anabranch.graph._spend import spend
 from anabranch.transforms._captured import tell_watcher
 from anabranch.transforms._lifting import attempt_for, lifting_into, with_captured
+from anabranch.transforms._room import with_room
 
 
 class Report:
@@ -262,4 +262,9 @@ def array_leaves(leaves: Sequence[Any]) -> list[Any]:
 
 def array_outputs(groups: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Return what comes out as arrays; an interpreter of jaxprs may pass on its own constants."""
-    return [[x if isinstance(x, jax.Array) else jnp.asarray(x) for x in group] for group in groups]
+    return [[*map(as_array, group)] for group in groups]
+
+
+def as_array(x: Any) -> Any:
+    """Return `jnp.asarray`, whose trace takes some time for arrays, too."""
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)

@@ -28,7 +28,7 @@ from anabranch.transforms._loop import (
 from anabranch.transforms._names import number_leaves
 from anabranch.transforms._prologue import FirstStep, Prologue, run_with_prologue
 from anabranch.transforms._runners import Targets, call_kept
-from anabranch.transforms._scanned import Scanned, named
+from anabranch.transforms._scanned import Scanned
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -108,12 +108,14 @@ def _fori_runner(
     loop: Loop, refs: Sequence[Any], bounds: tuple[int, int] | None, unroll: Any
 ) -> Callable[..., Any]:
     call, counter = calling(refs, 0), _counter(loop.graphdef)
+    scanned: Scanned | None = None
     if bounds is not None:
-        length, options = bounds[1] - bounds[0], {"unroll": 1 if unroll is None else unroll}
-        scanned = Scanned(loop, call, length, counter, **options)
+        start, stop = bounds
+        options = {"unroll": 1 if unroll is None else unroll}
+        scanned = Scanned(loop, call, stop - start, counter, **options)
 
     def run(stop: Any, *leaves: Any) -> Any:
-        if bounds is not None:
+        if scanned is not None:
             return scanned.run(leaves)
         return _until(loop, call, counter, stop, leaves)
 
@@ -135,7 +137,7 @@ def _until(
 
     _, carried, _ = jax.lax.while_loop(
         lambda state: state[0] < state[2],
-        named(loop, body, counter),
+        loop.named(body, counter),
         (leaves[counter], loop.carry_in(leaves), stop),
     )
     if first.prologue is not None:

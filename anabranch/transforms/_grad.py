@@ -17,7 +17,14 @@ import numpy as np
 from anabranch._boundary import boundary
 from anabranch.errors import StructureError
 from anabranch.graph import _classify
-from anabranch.transforms._box import ONE_GROUP, array_leaves, array_outputs, finish, run_inside
+from anabranch.transforms._box import (
+    ONE_GROUP,
+    array_leaves,
+    array_outputs,
+    as_array,
+    finish,
+    run_inside,
+)
 from anabranch.transforms._call import flatten_call, positions
 from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._differentiated import Argument, Differentiated, listed
@@ -180,10 +187,10 @@ def _loss(result: Any, *, has_aux: bool) -> Any:
             f"gradients are taken of a scalar, but the function returned {shape}; sum or average "
             "it, or return (loss, aux) with has_aux=True"
         )
-    dtype = jnp.result_type(value)
+    dtype = value.dtype if isinstance(value, jax.Array) else jnp.result_type(value)
     if not jnp.issubdtype(dtype, jnp.inexact):
         raise StructureError(
             f"gradients are taken of a real number, but the function returned {dtype}; convert it "
             "(`astype(float)`), or return what it was computed from"
         )
-    return jnp.asarray(value)
+    return as_array(value)

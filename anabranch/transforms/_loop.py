@@ -20,10 +20,10 @@ from anabranch.graph._delta import Delta, Diff
 from anabranch.graph._flatten import Flat, namer
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._recording import Records
-from anabranch.transforms._box import Report, run_inside
+from anabranch.transforms._box import Report, as_array, run_inside
 from anabranch.transforms._carry import Carry, Part, parts
 from anabranch.transforms._lanes import broadcast_records, given_perturbations, input_axis
-from anabranch.transforms._names import number_leaves
+from anabranch.transforms._names import number_leaves, signature_of
 from anabranch.transforms._prologue import FirstStep
 from anabranch.transforms._rank import inner_graphdef, outer_delta
 from anabranch.transforms._runners import Targets
@@ -115,15 +115,29 @@ class Loop:
         """Return the leaves that are neither."""
         return {i: leaves[i] for i in self._fixed}
 
-    def named(self, step: F) -> F:
-        """Let JAX's messages tell where the parameter `carried` comes from."""
-        carried = self.carried
-        return number_leaves(step, self._outer, "carried", lambda at: carried[at[0]])
+    def named(self, step: F, counter: int | None = None) -> F:
+        """Let JAX's messages tell where leaves in parameters of a step come from.
 
-    def named_slices(self, step: F) -> F:
-        """Let JAX's messages tell where the parameter `slices` comes from."""
-        scanned = self.scanned
-        return number_leaves(step, self._outer, "slices", lambda at: scanned[at[0]])
+        Arguments:
+            step: has some of the parameters `carried`; `slices`; `state`, which starts with what
+                counts the steps, and what is carried.
+            counter: the leaf that counts the steps.
+        """
+        carried, scanned = self.carried, self.scanned
+
+        def number(indices: Sequence[int]) -> int:
+            if indices[0] == 0 and counter is not None:
+                return counter
+            return carried[indices[1]]  # else an IndexError: the bound of a loop, for one
+
+        numbers: dict[str, Callable[[Sequence[int]], int]] = {
+            "carried": lambda at: carried[at[0]],
+            "slices": lambda at: scanned[at[0]],
+            "state": number,
+        }
+        own = signature_of(step).parameters
+        own = {name: one for name, one in numbers.items() if name in own}
+        return number_leaves(step, self._outer, own)
 
     def step(
         self,
@@ -160,7 +174,7 @@ class Loop:
         inside = run_inside(self.graphdef, leaves, groups, pick, call)
         count = len(self.carried)
         written, stacked = inside.groups[:count], inside.groups[count : count + RANKS]
-        new = [jnp.asarray(w[0]) if w else c for w, c in zip(written, carried, strict=True)]
+        new = [as_array(w[0]) if w else c for w, c in zip(written, carried, strict=True)]
         marks = [() if w else None for w in written]
         return Stepped(new, inside.report, marks, [*stacked], inside.groups[-1], inside.picked)
 

@@ -60,7 +60,7 @@ def map(f: Callable[..., Any], xs: Any, *, batch_size: int | None = None) -> Any
                 return done.report, done.stacked
 
             slices = loop.slices(leaves)
-            report, stacked = jax.lax.map(loop.named_slices(step), slices, batch_size=batch_size)
+            report, stacked = jax.lax.map(loop.named(step), slices, batch_size=batch_size)
             return report, loop.outputs((), (), stacked)
 
         return number_leaves(run, loop.graphdef)

@@ -15,7 +15,7 @@ import operator
 import re
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from anabranch._boundary import rewriters
@@ -51,29 +51,29 @@ def name_inside(run: F, function: Callable[..., Any], graphdef: GraphDef | None 
     return run if graphdef is None else number_leaves(run, graphdef)
 
 
-def number_leaves(
-    run: F, graphdef: GraphDef, parameter: str = "leaves", numbers: Numbers = operator.itemgetter(0)
-) -> F:
+def number_leaves(run: F, graphdef: GraphDef, numbers: Mapping[str, Numbers] | None = None) -> F:
     """Let JAX's messages tell where a leaf comes from.
 
     Arguments:
         run: what JAX is given.
         graphdef: of a call.
-        parameter: of `run`: a list of leaves, or a container of such lists.
-        numbers: from the indices of a leaf in the parameter to its number.
+        numbers: for parameters of `run` that are lists of leaves, or containers of such lists: from
+            the indices of a leaf in the parameter to its number. Those of `leaves` are numbers.
     """
     function: Any = run
-    places = _Places(graphdef, numbers)
-    number = next(_NUMBERS)
-    _PLACES[number] = places
+    names: dict[str, str] = {}
+    for parameter, number in (numbers or _LEAVES).items():
+        places = _Places(graphdef, number)
+        names[parameter] = f"{parameter}_{(key := next(_NUMBERS))}"
+        _PLACES[key] = places
+        function.__dict__.setdefault("__places__", []).append(places)  # as long as it lives
     signature = signature_of(function)
     function.__signature__ = signature.replace(
         parameters=[
-            p.replace(name=f"{parameter}_{number}") if p.name == parameter else p
+            p.replace(name=names[p.name]) if p.name in names else p
             for p in signature.parameters.values()
         ]
     )
-    function.__dict__.setdefault("__places__", []).append(places)  # as long as it lives
     return run
 
 
@@ -92,6 +92,7 @@ class _Places:
         return leaf_name(self.graphdef.infos[self.numbers(indices)])
 
 
+_LEAVES: Mapping[str, Numbers] = {"leaves": operator.itemgetter(0)}
 _NUMBERS = itertools.count()
 _PLACES: weakref.WeakValueDictionary[int, _Places] = weakref.WeakValueDictionary()
 _PATTERN = re.compile(r"\b(?:leaves|carried|slices|state)_(\d+)((?:\[\d+\])+)")

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 
 from anabranch.transforms._loop import Loop, Stepped
-from anabranch.transforms._names import number_leaves
 from anabranch.transforms._prologue import FirstStep
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Run(NamedTuple):
@@ -100,22 +97,4 @@ class Scanned:
             after = None if counter is None else i + 1
             return (after, done.carried), (done.report, done.marks, done.stacked, is_added)
 
-        return named(loop, step, counter)
-
-
-def named(loop: Loop, step: F, counter: int | None) -> F:
-    """Let JAX's messages tell where a part of the parameter `state` comes from.
-
-    Arguments:
-        loop: the call.
-        step: its parameter `state` starts with what counts the steps, and what is carried.
-        counter: the leaf that counts the steps.
-    """
-
-    def number(indices: Sequence[int]) -> int:
-        leaf = loop.carried[indices[1]] if len(indices) > 1 else counter
-        if leaf is None:
-            raise IndexError
-        return leaf
-
-    return number_leaves(loop.named_slices(step), loop.graphdef, "state", number)
+        return loop.named(step, counter)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from anabranch._boundary import boundary
 from anabranch.errors import BroadcastWriteError, bounded, first_few
 from anabranch.transforms._arguments import ArgumentSpecs
-from anabranch.transforms._box import array_outputs, finish, run_inside
+from anabranch.transforms._box import array_outputs, as_array, finish, run_inside
 from anabranch.transforms._call import flatten_call
 from anabranch.transforms._check_options import checks_options
 from anabranch.transforms._lanes import Lanes
@@ -146,7 +146,7 @@ def unbatched(sentinel: Any) -> Callable[[list[Any], list[Found]], list[Any]]:
                 _raise_if_any(in_batched[1:], names)
             return operands, tuple(in_batched)
 
-        operands = [jax.lax.stop_gradient(jnp.asarray(values[i])) for i in chosen]
+        operands = [jax.lax.stop_gradient(as_array(values[i])) for i in chosen]
         identity(jax.lax.stop_gradient(sentinel), *operands)
         return values
 

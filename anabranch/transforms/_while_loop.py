@@ -13,7 +13,7 @@ from anabranch._boundary import boundary, where
 from anabranch.errors import StructureError, bounded, first_few
 from anabranch.graph import _classify
 from anabranch.graph._flatten import namer
-from anabranch.transforms._box import finish
+from anabranch.transforms._box import as_array, finish
 from anabranch.transforms._call import check_functions, flatten_call
 from anabranch.transforms._carry import Carry
 from anabranch.transforms._lifting import lifting
@@ -157,7 +157,7 @@ def _predicate(result: Any) -> Any:
         raise StructureError(
             f"while_loop: cond_fun returned {kind}, but a condition is a boolean scalar"
         )
-    return jnp.asarray(value)
+    return as_array(value)
 
 
 def _check_condition(loop: Loop, first: Stepped, step: Stepped) -> None:

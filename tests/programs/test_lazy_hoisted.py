@@ -6,6 +6,7 @@ What is made so depends on no step, so that loops can have it before they begin.
 from __future__ import annotations
 
 import functools
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -235,6 +236,48 @@ def test_a_compiled_loop_does_it_again_for_another_layer():
     assert first.w is not second.w
     assert_same(first, second)
     assert int(second.seen) == 2
+
+
+@pytest.mark.parametrize("loop", ["scan", "fori_loop"])
+def test_every_layer_of_a_larger_program_is_made(loop):
+    """JAX keeps the trace of a step, but what it has made belongs to one layer."""
+    run = LOOPS[loop]
+
+    def step(one, two, xs):
+        return run(one, xs) + run(two, 2 * xs)
+
+    for _ in range(3):
+        layers, others = [Lazy(), Lazy()], [Lazy(), Lazy()]
+        found = ab.jit(lambda *args: step(*args))(*layers, XS)  # noqa: PLW0108 - a new function
+        expected = in_python(others[0], XS) + in_python(others[1], 2 * XS)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        assert_same(layers, others)
+
+
+def test_threads_make_layers_of_their_own():
+    barrier = threading.Barrier(4)
+    found = []
+
+    def body(m, x):
+        return m, m(x)
+
+    def work():
+        for _ in range(5):
+            m = Lazy()
+            barrier.wait()
+            found.append((m, ab.jit(lambda m, xs: ab.scan(body)(m, xs)[1].sum())(m, XS)))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    other = Lazy()
+    expected = in_python(other, XS)
+    assert len(found) == 20
+    for m, total in found:
+        np.testing.assert_allclose(total, expected, rtol=1e-6)
+        assert_same(m, other)
 
 
 def test_the_step_is_traced_twice_and_then_no_more():

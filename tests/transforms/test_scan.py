@@ -422,6 +422,62 @@ class TestTracing:
         assert traces == [1]
         assert int(m.count) == 12
 
+    def test_larger_programs_trace_it_once(self):
+        """As `lax.scan` does, which keeps the trace of a body."""
+        traces = [0]
+
+        def f(m, x):
+            traces[0] += 1
+            return m, m.step(0.0, x)[1]
+
+        def twice(m):
+            ab.scan(f)(m, XS)
+            return ab.scan(f)(m, XS)[1]
+
+        m, plain = Stats(), Stats()
+        means = ab.jit(twice)(m)
+        ab.jit(ab.grad(lambda m: twice(m).sum()))(Stats())
+        assert traces == [1]
+        expected = [f(plain, x)[1] for x in [*XS, *XS]][3:]
+        np.testing.assert_allclose(means, jnp.stack(expected))
+        np.testing.assert_allclose(contents(m), contents(plain))
+
+    def test_what_a_body_captures_of_a_larger_program_is_no_constant(self):
+        factor: Any = None
+
+        def f(c, x):
+            return c * factor, x * factor
+
+        def run(a, b):
+            nonlocal factor
+            factor = a
+            first = ab.scan(f)(1.0, XS)
+            factor = b
+            second = ab.scan(f)(1.0, XS)
+            factor = None
+            return first, second
+
+        for _ in range(2):
+            (a, xs), (b, ys) = ab.jit(run)(2.0, 3.0)
+            assert (float(a), float(b), xs.tolist(), ys.tolist()) == (
+                8.0,
+                27.0,
+                [2.0, 4.0, 8.0],
+                [3.0, 6.0, 12.0],
+            )
+
+    def test_refs_of_a_larger_program_are_those_of_the_call(self):
+        def f(ref, x):
+            ref[...] += x
+
+        def run(a, b):
+            ab.scan(f, in_axes=(None, 0), out_axes=None)(a, XS)
+            ab.scan(f, in_axes=(None, 0), out_axes=None)(b, 2 * XS)
+
+        a, b = jax.new_ref(jnp.zeros(())), jax.new_ref(jnp.zeros(()))
+        ab.jit(run)(a, b)
+        assert (float(a[...]), float(b[...])) == (7.0, 14.0)
+
     def test_a_changed_closure_is_seen(self):
         """C38."""
         factor = 1.0
