@@ -212,11 +212,15 @@ class Ending:
         return f"{pick}(s{number}.objects)", f"{pick_old}(x{number})"
 
     def _outputs(self) -> str:
-        outputs = [~place for place in self.writer.sources]
+        return self._values(self.writer.sources)
+
+    def _values(self, sources: Sequence[int], *, exactly: bool = False) -> str:
+        """Return an expression for leaves and outputs; if not `exactly`, more may follow."""
+        outputs = [~source for source in sources]
         if outputs == [*range(len(outputs))]:
-            return "out"
+            return f"out[:{len(outputs)}]" if exactly else "out"
         if len(outputs) <= _FEW or any(output < 0 for output in outputs):
-            return f"({', '.join(map(self._value, self.writer.sources))},)"
+            return f"({', '.join(map(self._value, sources))},)"
         return f"{self.source.constant(operator.itemgetter(*outputs))}(out)"
 
     def _owner(self, index: int) -> int:
@@ -241,14 +245,17 @@ class Ending:
         return self.places[place] if place >= 0 else f"out[{~place}]"
 
     def _return(self) -> None:
-        result = self.writer.result
+        result, source = self.writer.result, self.source
         if result.constant is not None:
-            value = self.source.constant(result.constant[0])
+            value = source.constant(result.constant[0])
+        elif result.treedef is not None and result.items is not None:
+            leaves = self._values(result.items, exactly=True)
+            value = f"{source.constant(result.treedef.unflatten)}({leaves})"
         elif result.items is not None:
             items = ", ".join(map(self._value, result.items))
             value = f"({items},)" if result.is_tuple else items
         else:
-            self.source.names["make_result"] = result.make
-            resolve = self._resolver({index for index, _ in result.objects})
+            source.names["make_result"] = result.make
+            resolve = self._resolver(result.objects)
             value = f"make_result([{', '.join(self.inputs)}], out, {resolve})"
-        self.source.add(f"return {value}")
+        source.add(f"return {value}")

@@ -184,7 +184,7 @@ class _Follower:
         """Read the leaves, in the order of the walk."""
         source, at = self.source, 0
         for i, (part, segment) in enumerate(zip(self.plan.parts, self.segments, strict=True)):
-            self._take_leaves(arguments.leaves[at : part.start])
+            self._take_leaves(arguments, at, part.start)
             at = part.start
             if segment.attributes is not None:
                 self._compare_attributes(i, segment.attributes, arguments.roots[part.root])
@@ -200,7 +200,7 @@ class _Follower:
                 source.add(f"x{i} = tuple(k{i}.read() if x{i} is None else x{i})")
             self.places += [f"x{i}[{n}]" for n in range(len(segment.leaves))]
             self.inputs.append(f"*x{i}")
-        self._take_leaves(arguments.leaves[at:])
+        self._take_leaves(arguments, at, len(arguments.leaves))
         source.unless("COMMITS.begun is ended")  # else it may be half of what another thread writes
 
     def _compare_attributes(self, number: int, own: Attributes, root: str) -> None:
@@ -244,9 +244,10 @@ class _Follower:
         if same:
             source.unless(" and ".join(same))
 
-    def _take_leaves(self, names: Sequence[str]) -> None:
+    def _take_leaves(self, arguments: Arguments, start: int, end: int) -> None:
+        names = arguments.leaves[start:end]
         self.places += names
-        self.inputs += names
+        self.inputs += arguments.inputs(names)
 
     def _call(self) -> None:
         source, inputs = self.source, ", ".join(self.inputs)

@@ -21,10 +21,11 @@ from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._box import Report
+from anabranch.transforms._result import picker
 from anabranch.transforms._segment import Segment, make_segment
 from anabranch.transforms._spine import Spine
 from anabranch.transforms._watch import Unplannable
-from anabranch.transforms._writer import Writer, picker
+from anabranch.transforms._writer import Writer
 
 AGAIN = object()
 """Returned where a call has to be walked; nothing has been written then."""

@@ -1,18 +1,27 @@
-"""The source of a follower: its lines, and those that take the arguments of a call apart."""
+"""The source of a follower: its lines, and those that take the arguments of a call apart.
+
+Trees of arrays are taken apart by JAX, in C. What stands in a long list and has one form (the
+layers of a model) is read by columns: see `_columns`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from anabranch.graph import _classify, _kinds, _module, _static
+import jax
+
+from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._kinds import Kind
+from anabranch.transforms._columns import Columns, form_of, has_plain_attributes, leaf_types
+from anabranch.transforms._trees import tree_of
 from anabranch.transforms._watch import Unplannable
 
 FILE = f"<{__name__}>"
 """The file that the frame of a follower says it is in."""
 
 _LINES = 20000  # of source; longer ones take long to compile
+_LONG = 8  # children of one form from which on they are read by columns
 
 
 class Source:
@@ -53,7 +62,9 @@ class Arguments:
         self.roots: list[str] = []
         self.starts: list[int] = []  # how many leaves come before each root
         self.leaves: list[str] = []
+        self.packs: dict[str, tuple[str, int]] = {}  # by their first leaf: a list of leaves
         self.nodes: list[str] = []  # those with identity that are no roots
+        self._ids: list[str] = []  # their ids, as they are written in a set
 
     def take(self, name: str, x: Any, *, numbers: bool = True) -> None:
         """Compare what a variable holds with what it held when the plan was made.
@@ -61,22 +72,24 @@ class Arguments:
         Arguments:
             name: of the variable.
             x: what it held.
-            numbers: whether Python numbers are leaves here.
+            numbers: whether Python numbers are leaves.
         """
         source, cls = self.source, type(x)
         rule = _classify.RULES.get(cls)
         if rule is _classify.LEAF or (rule is _classify.NUMBER and numbers):
-            source.unless(f"type({name}) in {source.constant(_leaf_types(numbers))}")
+            source.unless(f"type({name}) in {source.constant(leaf_types(numbers))}")
             self.leaves.append(name)
         elif isinstance(rule, Kind) and rule.is_root:
             source.unless(f"id({name}) == {id(x)}")
             self.add_root(name)
         elif rule is _kinds.VARIABLE:
             self._take_variable(name, x)
-        elif rule is _kinds.OBJECT:
-            self._take_object(name, x)
-        elif cls in (list, tuple, dict):
-            self._take_container(name, x, cls, numbers=numbers)
+        elif rule is _kinds.OBJECT or rule is _kinds.FROZEN:
+            self._take_object(name, x, numbers=numbers and rule is _kinds.FROZEN)
+        elif cls in (list, dict):
+            self._take_container(name, x, numbers=numbers)
+        elif rule is _kinds.TUPLE or rule is _kinds.PYTREE:
+            self._take_tree(name, x, numbers=numbers)
         else:
             self.take_static(name, x)
 
@@ -84,6 +97,32 @@ class Arguments:
         """Add an object that can keep what plans know of it, and that is known to be the same."""
         self.roots.append(name)
         self.starts.append(len(self.leaves))
+
+    def add_node(self, name: str) -> None:
+        """Add an object with identity."""
+        self.nodes.append(name)
+        self._ids.append(f"id({name})")
+
+    def add_nodes(self, columns: Sequence[str], count: int) -> None:
+        """Add objects with identity that stand in columns, row by row."""
+        self.nodes += [f"{column}[{i}]" for i in range(count) for column in columns]
+        self._ids += [f"*map(id, {column})" for column in columns]
+
+    def add_leaves(self, name: str, count: int) -> None:
+        """Add all elements of a list."""
+        if count:
+            self.packs[f"{name}[0]"] = (f"*{name}", count)
+            self.leaves += [f"{name}[{i}]" for i in range(count)]
+
+    def inputs(self, leaves: Sequence[str]) -> list[str]:
+        """Return leaves as they are given to a function."""
+        found: list[str] = []
+        at = 0
+        while at < len(leaves):
+            pack, count = self.packs.get(leaves[at], (leaves[at], 1))
+            found.append(pack)
+            at += count
+        return found
 
     def take_static(self, name: str, x: Any) -> None:
         """Compare a static value."""
@@ -100,47 +139,100 @@ class Arguments:
         source, value = self.source, self.source.fresh()
         cls, metadata = source.constant(type(x)), source.constant(x._metadata)
         source.unless(f"type({name}) is {cls} and {name}._metadata is {metadata}")
-        self.nodes.append(name)
+        self.add_node(name)
         source.add(f"{value} = {name}._value")
         if _classify.RULES.get(type(x._value)) in (_classify.LEAF, _classify.NUMBER):
             self.leaves.append(value)  # what is no leaf, JAX takes for another structure
         else:
             self.take(value, x._value)
 
-    def _take_object(self, name: str, x: Any) -> None:
+    def _take_object(self, name: str, x: Any, *, numbers: bool) -> None:
         source, cls = self.source, type(x)
-        plain = cls.__getattribute__ is object.__getattribute__ and hasattr(x, "__dict__")
-        if not plain or _module.slot_names(cls):
+        if not has_plain_attributes(x):
             raise Unplannable
         attributes = source.fresh()
         source.unless(f"type({name}) is {source.constant(cls)}")
         source.add(f"{attributes} = {name}.__dict__")
         source.unless(f"[*{attributes}] == {source.constant([*vars(x)])}")
-        self.nodes.append(name)
-        self.take_all(f"{attributes}.values()", [*vars(x).values()], numbers=False)
+        if _classify.RULES[cls] is _kinds.OBJECT:
+            self.add_node(name)
+        self.take_all(f"{attributes}.values()", [*vars(x).values()], numbers=numbers)
 
-    def _take_container(self, name: str, x: Any, cls: type, *, numbers: bool) -> None:
-        source = self.source
-        source.unless(f"type({name}) is {cls.__name__} and len({name}) == {len(x)}")
+    def _take_container(self, name: str, x: Any, *, numbers: bool) -> None:
+        source, cls = self.source, type(x)
+        known = cls.__name__ if cls in (list, dict, tuple) else source.constant(cls)
+        source.unless(f"type({name}) is {known} and len({name}) == {len(x)}")
         children = [*x.values()] if cls is dict else [*x]
         if cls is dict:
             if any(type(key) is not str for key in x):
                 raise Unplannable
             source.unless(f"[*{name}] == {source.constant([*x])}")
-        if cls is not tuple:
-            self.nodes.append(name)
+        if cls in (list, dict):
+            self.add_node(name)
         expression = f"{name}.values()" if cls is dict else name
         self.take_all(expression, children, numbers=numbers)
 
+    def _take_tree(self, name: str, x: Any, *, numbers: bool) -> None:
+        """Let JAX take a tuple or the like apart, if that has arrays and nothing else."""
+        source = self.source
+        treedef = None if type(x) is tuple and len(x) < _LONG else tree_of(x, leaf_types(numbers))
+        if treedef is not None:
+            leaves, found = source.fresh(), source.fresh()
+            source.names["flatten"] = jax.tree.flatten
+            source.add(f"{leaves}, {found} = flatten({name})")
+            source.unless(f"{found} == {source.constant(treedef)}")
+            types = source.constant(leaf_types(numbers))
+            source.unless(f"{types}.issuperset(map(type, {leaves}))")
+            self.add_leaves(leaves, treedef.num_leaves)
+        elif isinstance(x, tuple):
+            self._take_container(name, x, numbers=numbers)
+        else:
+            raise Unplannable
+
     def take_all(self, expression: str, children: Sequence[Any], *, numbers: bool) -> None:
         """Compare all children."""
-        if len(self.source.lines) > _LINES:
+        source = self.source
+        if len(source.lines) > _LINES:
             raise Unplannable
-        if children:
-            names = [self.source.fresh() for _ in children]
-            self.source.add(f"{', '.join(names)}, = {expression}")
+        if not children:
+            return
+        runs = _runs(children, numbers=numbers) if len(children) >= _LONG else []
+        if not runs:
+            names = [source.fresh() for _ in children]
+            source.add(f"{', '.join(names)}, = {expression}")
             for name, child in zip(names, children, strict=True):
                 self.take(name, child, numbers=numbers)
+            return
+        every = source.fresh()
+        source.add(f"{every} = [*{expression}]")
+        source.unless(f"len({every}) == {len(children)}")
+        at = 0
+        for start, end in [*runs, (len(children), len(children))]:
+            for i in range(at, start):
+                name = source.fresh()
+                source.add(f"{name} = {every}[{i}]")
+                self.take(name, children[i], numbers=numbers)
+            if start < end:
+                self._take_run(every, start, end, children, numbers=numbers)
+            at = end
+
+    def _take_run(
+        self, every: str, start: int, end: int, children: Sequence[Any], *, numbers: bool
+    ) -> None:
+        """Compare children of one form."""
+        source, name, rows = self.source, every, children[start:end]
+        if end - start < len(children):
+            name = source.fresh()
+            source.add(f"{name} = {every}[{start}:{end}]")
+        columns = Columns(source)
+        columns.take(name, rows, numbers=numbers)
+        self.add_nodes(columns.nodes, len(rows))
+        if len(columns.leaves) == 1:
+            self.add_leaves(columns.leaves[0], len(rows))
+        elif columns.leaves:
+            leaves = source.fresh()
+            source.add(f"{leaves} = [*chain(zip({', '.join(columns.leaves)}))]")
+            self.add_leaves(leaves, len(columns.leaves) * len(rows))
 
     def check_nodes(self, segments: Sequence[str]) -> None:
         """Compare nodes with one another, and with what hangs on roots: all must be different."""
@@ -148,13 +240,20 @@ class Arguments:
             for segment in segments:
                 self.source.unless(f"id({self.nodes[0]}) not in {segment}.ids")
         elif self.nodes:
-            ids = "{" + ", ".join([f"id({name})" for name in self.nodes]) + "}"
-            self.source.add(f"ids = {ids}")
+            self.source.add(f"ids = {{{', '.join(self._ids)}}}")
             self.source.unless(f"len(ids) == {len(self.nodes)}")
             for segment in segments:
                 self.source.unless(f"ids.isdisjoint({segment}.ids)")
 
 
-def _leaf_types(numbers: bool) -> frozenset[type]:
-    leaf = (_classify.LEAF, _classify.NUMBER) if numbers else (_classify.LEAF,)
-    return frozenset([cls for cls, rule in [*_classify.RULES.items()] if rule in leaf])
+def _runs(children: Sequence[Any], *, numbers: bool) -> list[tuple[int, int]]:
+    """Return where long runs of children of one form start and end."""
+    forms = [form_of(child, numbers=numbers) for child in children]
+    found: list[tuple[int, int]] = []
+    start = 0
+    for end in range(1, len(forms) + 1):
+        if end == len(forms) or forms[end] is None or forms[end] != forms[start]:
+            if end - start >= _LONG and forms[start] is not None:
+                found.append((start, end))
+            start = end
+    return found

@@ -7,13 +7,14 @@ asks JAX, rather than looking at each tuple on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
 
-from anabranch.graph import _kinds, _static
+from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._graphdef import Edge, Entry
+from anabranch.graph._kind import Kind
 from anabranch.graph._leaf_info import LeafInfos
 from anabranch.transforms._spine import are_arrays
 
@@ -52,6 +53,28 @@ class TreePlace(NamedTuple):
 write_variable: Any = _kinds.VARIABLE.cell.write if _kinds.VARIABLE.cell else None
 
 
+def tree_of(x: Any, leaf_types: Collection[type]) -> Any:
+    """Return the structure of a value that holds arrays and nothing else; None if it is no such.
+
+    Arguments:
+        x: a value.
+        leaf_types: the types of arrays.
+    """
+    pending = [x]
+    while pending:
+        value = pending.pop()
+        kind = _classify.RULES.get(type(value))
+        if isinstance(kind, Kind):
+            extra, _, children = kind.open(value)
+            if kind not in _VALUES or not _is_exact(kind, extra):
+                return None
+            pending += children
+        elif value is not None and type(value) not in leaf_types:
+            return None
+    treedef = jax.tree.structure(x)
+    return treedef if treedef.num_leaves else None
+
+
 Entries = Callable[[int], Entry]
 """From the number of an entry to the entry."""
 
@@ -70,12 +93,12 @@ def tree_entries(entries: Entries, edge: Edge) -> list[int] | None:
     while pending:
         index = pending.pop()
         entry = entries(index)
-        if entry.kind not in _VALUES or not _is_compared_exactly(entry):
+        if entry.kind not in _VALUES or not _is_exact(entry.kind, entry.extra):
             return None
         found.append(index)
         for child in entry.edges:
             if type(child) is not int:
-                if not _is_structure(static_at(entries, child)):
+                if not is_structure(static_at(entries, child)):
                     return None
             elif child < 0:
                 has_arrays = True
@@ -84,15 +107,15 @@ def tree_entries(entries: Entries, edge: Edge) -> list[int] | None:
     return found if has_arrays else None
 
 
-def _is_compared_exactly(entry: Entry) -> bool:
+def _is_exact(kind: Kind, extra: Any) -> bool:
     """Tell whether JAX, which compares static parts with `==`, tells all of them apart."""
-    if entry.kind is _kinds.TUPLE:
+    if kind is _kinds.TUPLE:
         return True
-    _, exact = entry.extra
+    _, exact = extra
     return exact is None or exact == _NONE or exact[1] is LeafInfos
 
 
-def _is_structure(edge: Any) -> bool:
+def is_structure(edge: Any) -> bool:
     """Tell whether a static value is a part of structures to JAX: None, empty tuples."""
     plain = edge[0] in (_static.HASHED, _static.TUPLE)
     return plain and not jax.tree.leaves(_static.decode(edge))

@@ -27,8 +27,8 @@ import numpy as np
 
 from anabranch.graph import _classify
 from anabranch.graph._kind import Cell
+from anabranch.transforms._result import picker
 from anabranch.transforms._watch import Unplannable
-from anabranch.transforms._writer import picker
 
 _FEW = 40  # arrays that are left out; from then on NumPy is faster
 _SIZE = sizeof(c_size_t)

@@ -16,21 +16,19 @@ import jax
 
 from anabranch.errors import CapturedWriteError, ConcurrentWriteError
 from anabranch.graph import _classify, _kinds, _module, _static
-from anabranch.graph._build import build
 from anabranch.graph._delta import changed_meanwhile
 from anabranch.graph._flatten import COMMITS, namer
-from anabranch.graph._graphdef import Edge, Entry, GraphDef
+from anabranch.graph._graphdef import Entry, GraphDef
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._access import Access
 from anabranch.transforms._box import Report
+from anabranch.transforms._result import Resolve, Result, Values, entries_after, picker
 from anabranch.transforms._spine import are_arrays
-from anabranch.transforms._trees import TreePlace, leaves_below, static_at, tree_entries
+from anabranch.transforms._trees import TreePlace, leaves_below, tree_entries
 from anabranch.transforms._watch import Unplannable
 
 _ABSENT = object()
 _HOLDERS = frozenset({_kinds.MODULE, _kinds.LIST, _kinds.DEQUE, _kinds.DICT, _kinds.OBJECT})
-Resolve = Callable[[int], Any]
-"""From the index of an entry to the object of this call."""
 
 
 class _Write(NamedTuple):
@@ -70,12 +68,12 @@ class Writer:
         self.access = Access([graphdef.entries[write.entry].kind for write in variables])
         self.replaced = [write.leaf for write in variables]
         self.sources = [write.source for write in variables]
-        self._old, self._new = picker(self.replaced), _Values(self.sources)
+        self._old, self._new = picker(self.replaced), Values(self.sources)
         self.writes = bool(variables or self.cells or trees)
         self.trees = [_TreeWriter(graphdef, report, write) for write in trees]
         self.result = result = Result(graphdef, report, report.delta.root)
         self.make_result: Callable[[Sequence[Any], Sequence[Any], Any], Any] = result.make
-        for index, _ in result.objects:
+        for index in result.objects:
             resolve(index)
         for index in {*self.indices, *[write.entry for write in (*self.cells, *trees)]}:
             if not _is_owned(resolve(index)):
@@ -181,7 +179,7 @@ class _TreeWriter:
         self._key = None if entry.kind is _kinds.VARIABLE else entry.keys[write.position]
         self.old = picker(leaves_below(graphdef.entries.__getitem__, write.old))
         self.treedef, sources = Result(graphdef, report, write.edge, of_values=True).as_tree()
-        self.values = _Values(sources)
+        self.values = Values(sources)
 
     def place(self, resolve: Resolve) -> TreePlace:
         """Return the place."""
@@ -224,7 +222,7 @@ def _writes_of(
     variables: list[_Write] = []
     cells: list[_Write] = []
     trees: list[_TreeWrite] = []
-    after = _entries_after(graphdef, report)
+    after = entries_after(graphdef, report)
     for index, entry in report.delta.changed:
         before = graphdef.entries[index]
         if entry[:4] != before[:4]:
@@ -252,157 +250,8 @@ def _writes_of(
     return variables, cells, trees
 
 
-def _entries_after(graphdef: GraphDef, report: Report) -> Callable[[int], Entry]:
-    """Return what finds entries by number, those included that the function has added."""
-    old, new, base = graphdef.entries, report.delta.new, len(graphdef.entries)
-    return lambda index: new[index - base] if index >= base else old[index]
-
-
-def _without_places(entries: Callable[[int], Entry]) -> Callable[[int], Entry]:
-    """Return what finds entries whose static edges name no places."""
-
-    def found(index: int) -> Entry:
-        entry = entries(index)
-        return entry._replace(edges=tuple([static_at(entries, edge) for edge in entry.edges]))
-
-    return found
-
-
 def _is_holder(entry: Entry) -> bool:
     """Tell whether arrays of an object are elements, or attributes in a dictionary."""
     if entry.kind in (_kinds.MODULE, _kinds.OBJECT) and _module.slot_names(entry.cls):
         return False
     return entry.kind.is_root or entry.kind in _HOLDERS
-
-
-# -- the result ----------------------------------------------------------------------------------
-
-
-class Result:
-    """Builds a result; what it shares with the arguments comes in slots of its own.
-
-    Arguments:
-        graphdef: of the call.
-        report: what the function did.
-        root: the edge to what is built.
-        of_values: it consists of values and arrays, which are built anew where they are not new.
-    """
-
-    def __init__(
-        self, graphdef: GraphDef, report: Report, root: Edge, *, of_values: bool = False
-    ) -> None:
-        self.objects: list[tuple[int, int]] = []  # index and position, -1 for the object itself
-        self._slots = report.delta.num_slots
-        self._sources: list[int] = [*report.sources]  # of the slots, then of leaves in values
-        self._base = 0 if of_values else len(graphdef.entries)
-        self._known = len(graphdef.entries)
-        entries = _entries_after(graphdef, report)
-        reached = self._reach(entries, root)
-        self._numbers = {index: i for i, index in enumerate(reached)}
-        if of_values:
-            entries = _without_places(entries)
-        self._new = tuple([self._renumbered(index, entries(index)) for index in reached])
-        self._root = self._rebase(root)
-        self.make: Callable[[Sequence[Any], Sequence[Any], Resolve], Any] = self._make
-        self.constant: tuple[Any] | None = None
-        """The result, if it is a static value."""
-        self.items: list[int] | None = None
-        """The sources of the result, if it is an array or a tuple of arrays."""
-        self.is_tuple = False
-        self._simplify()
-
-    def as_tree(self) -> tuple[Any, list[int]]:
-        """Return the structure of what is built, and the sources of its leaves."""
-        leaves = [object() for _ in self._sources]
-        source_of = {id(leaf): source for leaf, source in zip(leaves, self._sources, strict=True)}
-        built = build(self._new, leaves.__getitem__).resolve(self._root)
-        found, treedef = jax.tree.flatten(built)
-        return treedef, [source_of[id(leaf)] for leaf in found]
-
-    def _simplify(self) -> None:
-        root = self._root
-        if type(root) is tuple and root[:1] == (_static.HASHED,):
-            constant = root[2]
-            self.constant = (constant,)
-            self.make = lambda leaves, outputs, resolve: constant
-        elif type(root) is int and root < 0 and not self._new and not self.objects:
-            self.items = [self._sources[~root]]
-            values = _Values(self.items)
-            self.make = lambda leaves, outputs, resolve: values(leaves, outputs)[0]
-        elif root == 0 and len(self._new) == 1 and self._new[0].cls is tuple:
-            edges: Any = self._new[0].edges
-            if edges and all(type(e) is int and ~e in range(self._slots) for e in edges):
-                self.items, self.is_tuple = [self._sources[~edge] for edge in edges], True
-                items = _Values(self.items)
-                self.make = lambda leaves, outputs, resolve: tuple(items(leaves, outputs))
-
-    def _reach(self, entries: Callable[[int], Entry], root: Edge) -> list[int]:
-        """Return the numbers of the entries that are built."""
-        found: set[int] = set()
-        pending = [root]
-        while pending:
-            edge = pending.pop()
-            if type(edge) is int and edge >= self._base and edge not in found:
-                found.add(edge)
-                pending += entries(edge).edges
-        # values come before their children, and new ones refer to known ones
-        return sorted(found, key=lambda index: (index < self._known, index))
-
-    def _renumbered(self, index: int, entry: Entry) -> Entry:
-        leaf = index < self._known  # what the edges to arrays count; else they count slots
-        return entry._replace(edges=tuple([self._rebase(edge, leaf=leaf) for edge in entry.edges]))
-
-    def _rebase(self, edge: Edge, *, leaf: bool = False) -> Edge:
-        if leaf and type(edge) is int and edge < 0:
-            self._sources.append(~edge)
-            return ~(len(self._sources) - 1)
-        if type(edge) is int and edge >= 0:
-            return self._numbers[edge] if edge in self._numbers else self._object(edge, -1)
-        if type(edge) is tuple and edge[0] is _static.LOCATED:
-            return self._object(edge[1], edge[2])
-        return edge
-
-    def _object(self, index: int, position: int) -> int:
-        self.objects.append((index, position))
-        return ~(self._slots + len(self.objects) - 1)
-
-    def _make(self, leaves: Sequence[Any], outputs: Sequence[Any], resolve: Resolve) -> Any:
-        def slot(i: int) -> Any:
-            if i < len(self._sources):
-                source = self._sources[i]
-                return leaves[source] if source >= 0 else outputs[~source]
-            index, position = self.objects[i - self._slots]
-            obj = resolve(index)
-            if position < 0:
-                return obj
-            kind: Any = _classify.rule_of(obj)
-            return kind.open(obj)[2][position]
-
-        return build(self._new, slot).resolve(self._root)
-
-
-# -- picking -------------------------------------------------------------------------------------
-
-
-def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return a function that picks elements of a sequence."""
-    if len(indices) == 1:
-        index = indices[0]
-        return lambda sequence: (sequence[index],)
-    if not indices:
-        return lambda sequence: ()
-    return operator.itemgetter(*indices)
-
-
-class _Values:
-    """Picks values by their sources, from the leaves of the call and from the outputs."""
-
-    def __init__(self, sources: Sequence[int]) -> None:
-        self._sources = sources
-        outputs = [~source for source in sources]
-        self._pick = picker(outputs) if all(i >= 0 for i in outputs) else None
-
-    def __call__(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> Sequence[Any]:
-        if self._pick is not None:
-            return self._pick(outputs)
-        return [leaves[i] if i >= 0 else outputs[~i] for i in self._sources]
