@@ -102,6 +102,8 @@ class Columns:
         source.names.update(chain=chain.from_iterable, dict_values=dict[Any, Any].values)
         self.leaves: list[str] = []  # the columns of arrays, in the order of a row
         self.nodes: list[str] = []  # those of objects with identity
+        self.numbers: list[bool] = []  # whether Python numbers are leaves, by column
+        self._types: list[list[type]] = []
 
     def take(self, name: str, rows: Sequence[Any], *, numbers: bool) -> None:
         """Compare a column with what it was when the plan was made.
@@ -115,13 +117,14 @@ class Columns:
         cls: Any = type(x)
         rule = _classify.RULES.get(cls)
         if rule is _classify.LEAF or (rule is _classify.NUMBER and numbers):
-            source.unless(f"{source.constant(leaf_types(numbers))}.issuperset(map(type, {name}))")
             self.leaves.append(name)
+            self.numbers.append(numbers)
+            self._types.append([*map(type, rows)])
             return
         if cls in (float, complex):
             self._compare_identities(name, rows)
             return
-        source.unless(f"{{*map(type, {name})}} == {source.constant({cls})}")
+        source.unless(f"[*map(type, {name})] == {source.constant([cls] * len(rows))}")
         if cls in _static.EXACT_BY_TYPE:
             source.unless(f"[*{name}] == {source.constant([*rows])}")
         elif rule is _kinds.VARIABLE:
@@ -130,6 +133,30 @@ class Columns:
             self._take_objects(name, rows, numbers=numbers and rule is _kinds.FROZEN)
         else:
             self._take_containers(name, rows, numbers=numbers)
+
+    def join(self) -> str | None:
+        """Add the lines that put all leaves in one list, row by row; return its name, if any."""
+        source, columns = self._source, self.leaves
+        if not columns:
+            return None
+        leaves = columns[0]
+        if len(columns) > 1:
+            leaves = source.fresh()
+            source.add(f"{leaves} = [*chain(zip({', '.join(columns)}))]")
+        every = all(self.numbers)
+        if every == any(self.numbers):
+            types = [*chain.from_iterable(zip(*self._types, strict=True))]
+            self._compare_types(leaves, types, numbers=every)
+        else:
+            for column, types, numbers in zip(columns, self._types, self.numbers, strict=True):
+                self._compare_types(column, types, numbers=numbers)
+        return leaves
+
+    def _compare_types(self, name: str, types: list[type], *, numbers: bool) -> None:
+        same, known = self._source.constant(types), self._source.constant(leaf_types(numbers))
+        self._source.unless(
+            f"[*map(type, {name})] == {same} or {known}.issuperset(map(type, {name}))"
+        )
 
     def _compare_identities(self, name: str, rows: Sequence[Any]) -> None:
         self._source.unless(f"all(map(is_, {name}, {self._source.constant([*rows])}))")
@@ -162,19 +189,26 @@ class Columns:
     def _take_attributes(self, name: str, rows: Sequence[dict[str, Any]], *, numbers: bool) -> None:
         """Compare a column of dictionaries."""
         source = self._source
-        names = source.constant([*rows[0]] * len(rows))
-        source.unless(f"{{*map(len, {name})}} == {source.constant({len(rows[0])})}")
-        source.unless(f"[*chain({name})] == {names}")
+        if not rows[0]:
+            source.unless(f"not any({name})")
+            return
+        # as no dictionary has a name twice, all names together tell how many each of them has
+        source.unless(f"[*chain({name})] == {source.constant([*rows[0]] * len(rows))}")
         self._split(f"map(dict_values, {name})", [[*row.values()] for row in rows], numbers=numbers)
 
     def _split(self, expression: str, rows: Sequence[Sequence[Any]], *, numbers: bool) -> None:
         """Compare columns of containers, element by element of the containers."""
-        source = self._source
-        names = [source.fresh() for _ in rows[0]]
-        if not names:
+        source, width = self._source, len(rows[0])
+        if not width:
             return
+        every = source.fresh()
         source.add("try:")
-        source.add(f"{', '.join(names)}, = zip(*{expression}, strict=True)", 2)
-        source.add("except (ValueError, RuntimeError): return AGAIN")  # somebody is writing one
-        for name, column in zip(names, zip(*rows, strict=True), strict=True):
+        source.add(f"{every} = [*chain({expression})]", 2)
+        source.add("except RuntimeError: return AGAIN")  # somebody is writing one
+        source.unless(f"len({every}) == {width * len(rows)}")
+        for i, column in enumerate(zip(*rows, strict=True)):
+            name = every
+            if width > 1:
+                name = source.fresh()
+                source.add(f"{name} = {every}[{i}::{width}]")
             self.take(name, column, numbers=numbers)

@@ -227,23 +227,26 @@ class Arguments:
         columns = Columns(source)
         columns.take(name, rows, numbers=numbers)
         self.add_nodes(columns.nodes, len(rows))
-        if len(columns.leaves) == 1:
-            self.add_leaves(columns.leaves[0], len(rows))
-        elif columns.leaves:
-            leaves = source.fresh()
-            source.add(f"{leaves} = [*chain(zip({', '.join(columns.leaves)}))]")
+        leaves = columns.join()
+        if leaves is not None:
             self.add_leaves(leaves, len(columns.leaves) * len(rows))
 
     def check_nodes(self, segments: Sequence[str]) -> None:
         """Compare nodes with one another, and with what hangs on roots: all must be different."""
+        source = self.source
         if len(self.nodes) == 1:
             for segment in segments:
-                self.source.unless(f"id({self.nodes[0]}) not in {segment}.ids")
+                source.unless(f"id({self.nodes[0]}) not in {segment}.ids")
         elif self.nodes:
-            self.source.add(f"ids = {{{', '.join(self._ids)}}}")
-            self.source.unless(f"len(ids) == {len(self.nodes)}")
-            for segment in segments:
-                self.source.unless(f"ids.isdisjoint({segment}.ids)")
+            # most often they are those of the last call
+            source.names["latest"] = [None]
+            source.add(f"ids = [{', '.join(self._ids)}]")
+            source.add("if ids != latest[0]:")
+            source.add("different = {*ids}", 2)
+            conditions = [f"len(different) == {len(self.nodes)}"]
+            conditions += [f"different.isdisjoint({segment}.ids)" for segment in segments]
+            source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
+            source.add("latest[0] = ids", 2)
 
 
 def _runs(children: Sequence[Any], *, numbers: bool) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from anabranch.transforms._call import Selection, StaticArgument, method_of
 from anabranch.transforms._lifting import found_stamp, hidden_in, with_known
 from anabranch.transforms._watch import Unplannable, Watch
 
-_LIMIT = 2048  # nodes and values; longer spines are walked by `flatten`
+_LIMIT = 1 << 16  # nodes and values; longer spines are walked by `flatten`
 _DEPTH = 32
 _MODULE, _VARIABLE = _kinds.MODULE, _kinds.VARIABLE
 
