@@ -255,7 +255,12 @@ class Ending:
             items = ", ".join(map(self._value, result.items))
             value = f"({items},)" if result.is_tuple else items
         else:
-            source.names["make_result"] = result.make
-            resolve = self._resolver(result.objects)
-            value = f"make_result([{', '.join(self.inputs)}], out, {resolve})"
+            written = result.expression(self._value, self._object, source.constant)
+            value = written or self._make_result()
         source.add(f"return {value}")
+
+    def _make_result(self) -> str:
+        result = self.writer.result
+        self.source.names["make_result"] = result.make
+        resolve = self._resolver(result.objects)
+        return f"make_result([{', '.join(self.inputs)}], out, {resolve})"

@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ from anabranch.transforms._lifting import known_of
 from anabranch.transforms._plan import AGAIN, Plan
 from anabranch.transforms._segment import Attributes, Segment
 from anabranch.transforms._source import FILE, Arguments, Source
+from anabranch.transforms._spine import Head
 from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._writer import Writer
 
@@ -47,7 +49,7 @@ _ELEMENTS = 128  # of lists that are named one by one; more are compared in one 
 def make_follower(
     plan: Plan,
     segments: Sequence[Segment],
-    watch: Watch | None,
+    head: Head | None,
     static: Selection,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -59,7 +61,7 @@ def make_follower(
     Arguments:
         plan: was followed with these arguments.
         segments: of its roots.
-        watch: what the function captures; None if it captures an object.
+        head: what was read of the function; None if that is read in full by every call.
         static: which arguments are static.
         args: of the call.
         kwargs: of the call.
@@ -68,11 +70,11 @@ def make_follower(
             raised; `finish`, for another report; `splitter`, see `followed_call`.
     """
     known = plan.latest
-    if watch is None or known is None or known.writer is None:
+    if head is None or known is None or known.writer is None:
         return None
     try:
         return _Follower(plan, segments, known.report, known.writer, groups, general).make(
-            watch, static, args, kwargs
+            head, static, args, kwargs
         )
     except Unplannable:
         return None
@@ -115,7 +117,7 @@ class _Follower:
         self.inputs: list[str] = []  # how they are given to the compiled function
 
     def make(
-        self, watch: Watch, static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, head: Head, static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         source = self.source
         cell, attribute = _jax.trace_cell() or (None, "")
@@ -125,9 +127,9 @@ class _Follower:
         source.add("ended = COMMITS.ended")
         named = f"len(kwargs) == {len(kwargs)}" if kwargs else "not kwargs"
         source.unless(f"len(args) == {len(args)} and {named}")
-        arguments = self._take_arguments(static, args, kwargs)
-        if watch:
-            self._compare_captures(watch)
+        arguments = Arguments(source)
+        self._take_function(arguments, head)
+        self._take_arguments(arguments, static, args, kwargs)
         self._guard(arguments)
         self._read(arguments)
         self._call()
@@ -145,10 +147,35 @@ class _Follower:
             source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
             source.add("except (LookupError, ValueError): return AGAIN")
 
+    def _take_function(self, arguments: Arguments, head: Head) -> None:
+        """Compare what the function captures; objects are found by weak references."""
+        if head.watch:
+            self._compare_captures(head.watch)
+        for node in head.nodes:
+            name = self._find(node)
+            arguments.add_node(name)
+        variables = iter(head.variables)
+        for root, start in zip(head.roots, head.starts, strict=True):
+            while len(arguments.leaves) < start:
+                arguments.take_captured(*next(variables))
+            arguments.add_root(self._find(root))
+        for variable in variables:
+            arguments.take_captured(*variable)
+
+    def _find(self, reference: weakref.ref[Any]) -> str:
+        name = self.source.fresh()
+        self.source.add(f"{name} = {self.source.constant(reference)}()")
+        self.source.unless(f"{name} is not None")
+        return name
+
     def _take_arguments(
-        self, static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Arguments:
-        source, arguments = self.source, Arguments(self.source)
+        self,
+        arguments: Arguments,
+        static: Selection,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        source = self.source
         chosen = static.of_args(args) if static.nums else ()
         names = [source.fresh() for _ in args]
         if names:
@@ -164,7 +191,6 @@ class _Follower:
             source.add(f"{', '.join(names)}, = kwargs.values()")
             for name, (key, x) in zip(names, kwargs.items(), strict=True):
                 (arguments.take_static if key in static.names else arguments.take)(name, x)
-        return arguments
 
     def _guard(self, arguments: Arguments) -> None:
         source = self.source

@@ -111,9 +111,9 @@ class Plans:
         if sum(map(len, self._forms.values())) >= _FOLLOWERS:
             self.followers.clear()
             self._forms.clear()
-        watch = self._reader.watch_of_no_objects()
+        head = self._reader.head()
         follower = make_follower(
-            plan, segments, watch, self._static, args, kwargs, groups, self._general()
+            plan, segments, head, self._static, args, kwargs, groups, self._general()
         )
         if follower is not None:
             forms.append((plan, follower))

@@ -19,6 +19,8 @@ from anabranch.transforms._box import Report
 from anabranch.transforms._trees import is_structure, static_at
 from anabranch.transforms._watch import Unplannable
 
+_SHORT = 64  # containers that are written as an expression
+_WRITTEN = {list, dict, tuple}
 _TREES = frozenset({_kinds.TUPLE, _kinds.PYTREE})
 _VALUES = _TREES | {_kinds.FROZEN}
 
@@ -77,6 +79,46 @@ class Result:
         built = build(self._new, leaves.__getitem__).resolve(self._root)
         found, treedef = jax.tree.flatten(built)
         return treedef, [_number(source_of[id(leaf)]) for leaf in found]
+
+    def expression(
+        self,
+        value: Callable[[int], str],
+        shared: Callable[[int], str],
+        constant: Callable[[Any], str],
+    ) -> str | None:
+        """Return a Python expression for the result, None if it is no short one.
+
+        Arguments:
+            value: from the source of a leaf to an expression.
+            shared: from the index of an object of the arguments to one.
+            constant: from a static value to one.
+        """
+        if len(self._new) > _SHORT:
+            return None
+        return self._written(self._root, set(), value, shared, constant)
+
+    def _written(self, edge: Edge, known: set[int], *names: Callable[[Any], str]) -> str | None:
+        value, shared, constant = names
+        if _is_static(edge):
+            return constant(_static.decode(edge)) if edge[0] is _static.HASHED else None
+        assert isinstance(edge, int)
+        if edge < 0:
+            source = self._sources[~edge]
+            if isinstance(source, int):
+                return value(source)
+            return shared(source[0]) if source[1] < 0 else None
+        cls, keys, edges = self._new[edge].cls, self._new[edge].keys, self._new[edge].edges
+        if edge in known or cls not in _WRITTEN:
+            return None
+        known.add(edge)
+        parts = [self._written(child, known, *names) for child in edges]
+        if None in parts or (cls is dict and not all(type(key) is str for key in keys)):
+            return None
+        if cls is dict:
+            pairs = [f"{key!r}: {part}" for key, part in zip(keys, parts, strict=True)]
+            return f"{{{', '.join(pairs)}}}"
+        elements = "".join([f"{part}, " for part in parts])
+        return f"[{elements}]" if cls is list else f"({elements})"
 
     def _simplify(self) -> None:
         root = self._root

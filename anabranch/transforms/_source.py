@@ -6,12 +6,16 @@ layers of a model) is read by columns: see `_columns`.
 
 from __future__ import annotations
 
+import enum
+import types
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from anabranch.graph import _classify, _kinds, _static
+from anabranch.graph._function import is_settled
 from anabranch.graph._kinds import Kind
 from anabranch.transforms._columns import Columns, form_of, has_plain_attributes, leaf_types
 from anabranch.transforms._trees import tree_of
@@ -21,6 +25,7 @@ FILE = f"<{__name__}>"
 """The file that the frame of a follower says it is in."""
 
 _LINES = 20000  # of source; longer ones take long to compile
+_MAKERS = frozenset({"builtins", "jax", "jaxlib"})  # of functions, and of what wraps them
 _LONG = 8  # children of one form from which on they are read by columns
 
 
@@ -129,11 +134,19 @@ class Arguments:
         value, cls = self.source.constant(x), self.source.constant(type(x))
         if type(x) in _static.EXACT_BY_TYPE:
             same = f"{name} is {value} or (type({name}) is {cls} and {name} == {value})"
-        elif type(x) in (float, complex):
+        elif type(x) in (float, complex) or _is_itself(x):
             same = f"{name} is {value}"
         else:
             raise Unplannable
         self.source.unless(same)
+
+    def take_captured(self, node: int, metadata: Any, cls: type) -> None:
+        """Read one of the nodes, a Variable that the function captures."""
+        source, name, value = self.source, self.nodes[node], self.source.fresh()
+        known = source.constant(cls), source.constant(metadata)
+        source.unless(f"type({name}) is {known[0]} and {name}._metadata is {known[1]}")
+        source.add(f"{value} = {name}._value")
+        self.leaves.append(value)
 
     def _take_variable(self, name: str, x: Any) -> None:
         source, value = self.source, self.source.fresh()
@@ -247,6 +260,20 @@ class Arguments:
             conditions += [f"different.isdisjoint({segment}.ids)" for segment in segments]
             source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
             source.add("latest[0] = ids", 2)
+
+
+def _is_itself(x: Any) -> bool:
+    """Tell whether a static value is what it is for good, so that its identity is enough.
+
+    Functions of the user are not: they may reach an object one day.
+    """
+    if isinstance(x, (type, enum.Enum, np.dtype)):
+        return True
+    function = getattr(x, "__wrapped__", x)
+    if isinstance(function, types.FunctionType):
+        _classify.rule_of(function)  # finds out whether it is settled
+        return is_settled(function) and type(x).__module__.partition(".")[0] in _MAKERS
+    return _classify.RULES.get(type(x)) is _classify.STATIC and not callable(x)
 
 
 def _runs(children: Sequence[Any], *, numbers: bool) -> list[tuple[int, int]]:

@@ -109,7 +109,7 @@ def are_arrays(values: Sequence[Any]) -> bool:
     return all([rules.get(cls) is LEAF for cls in {*map(type, values)}])  # noqa: C419
 
 
-class _Head(NamedTuple):
+class Head(NamedTuple):
     """What was read of the function itself; it is the same as long as it captures the same."""
 
     watch: Watch
@@ -181,13 +181,13 @@ class SpineReader:
         self._function, self._static = function, static
         self.tables: dict[Any, Table] = {}
         """From what was read of the function to the plans."""
-        self._head: _Head | None = None
+        self._head: Head | None = None
 
-    def watch_of_no_objects(self) -> Watch | None:
-        """Return what the function captures if that is no object, else None."""
+    def head(self) -> Head | None:
+        """Return what was read of the function, None if that has to be read in full."""
         head = self._head
-        plain = head is not None and not head.roots and not head.nodes
-        return head.watch if head is not None and plain and head.found is found_stamp() else None
+        followed = head is not None and head.hidden is None and head.found is found_stamp()
+        return head if followed else None
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Spine | None:
         """Return the spine of a call, or None if it cannot be planned."""
@@ -266,7 +266,7 @@ class SpineReader:
 _HEADS = 64
 
 
-def _head_of(spine: Spine, watch: Watch, found: object, hidden: Any) -> _Head | None:
+def _head_of(spine: Spine, watch: Watch, found: object, hidden: Any) -> Head | None:
     """Return what can be remembered of what was read, None if not all of it can."""
     variables: list[tuple[int, Any, type]] = []
     for i, node in enumerate(spine.nodes):
@@ -278,7 +278,7 @@ def _head_of(spine: Spine, watch: Watch, found: object, hidden: Any) -> _Head | 
     if [*map(id, values)] != [*map(id, spine.leaves)]:
         return None
     roots, nodes = [*map(weakref.ref, spine.roots)], [*map(weakref.ref, spine.nodes)]
-    return _Head(
+    return Head(
         watch,
         found,
         roots,

@@ -100,7 +100,7 @@ class Watch:
         """Return expressions that are all true if every place holds the same, for a follower.
 
         They may raise `LookupError` and `ValueError` if a place is empty now. What they refer to is
-        kept alive.
+        kept alive, but for objects and functions.
 
         Arguments:
             constant: from a value to a name for it.
@@ -112,19 +112,23 @@ class Watch:
         if self._live or not self.is_same() or None in functions:
             return None
         found: list[str] = []
+
+        def known(x: Any) -> str:
+            return f"{constant(weakref.ref(x))}()" if _is_weak(x) else constant(x)
+
         for place, function in zip(self._functions, functions, strict=True):
             if function is None or not all(place.filled):
                 return None
             for cell in function.__closure__ or ():
-                found.append(f"{constant(cell)}.cell_contents is {constant(cell.cell_contents)}")
+                found.append(f"{constant(cell)}.cell_contents is {known(cell.cell_contents)}")
             names, scope = function.__globals__, constant(function.__globals__)
-            found += [f"{scope}[{name!r}] is {constant(names[name])}" for name in place.names]
+            found += [f"{scope}[{name!r}] is {known(names[name])}" for name in place.names]
             found += [f"{name!r} not in {scope}" for name in place.absent]
             own, defaults = constant(function), function.__kwdefaults__
             found.append(f"{own}.__defaults__ is {constant(function.__defaults__)}")
             found.append(f"{own}.__kwdefaults__ is {constant(defaults)}")
             for name, value in (defaults or {}).items():
-                found.append(f"{constant(defaults)}[{name!r}] is {constant(value)}")
+                found.append(f"{constant(defaults)}[{name!r}] is {known(value)}")
         return found
 
     def _now(self) -> list[Any] | None:

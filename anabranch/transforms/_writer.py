@@ -71,6 +71,9 @@ class Writer:
         self._old, self._new = picker(self.replaced), Values(self.sources)
         self.writes = bool(variables or self.cells or trees)
         self.trees = [_TreeWriter(graphdef, report, write) for write in trees]
+        self._keys = [self.key(write) for write in self.cells]
+        self._old_arrays = picker([write.leaf for write in self.cells])
+        self._arrays = Values([write.source for write in self.cells])
         self.result = result = Result(graphdef, report, report.delta.root)
         self.make_result: Callable[[Sequence[Any], Sequence[Any], Any], Any] = result.make
         for index in result.objects:
@@ -97,34 +100,36 @@ class Writer:
         Raises:
             ConcurrentWriteError: a place does not hold any more what was read.
         """
-        old, new = self._old(leaves), self._new(leaves, outputs)
+        held, values = self._old(leaves), self._new(leaves, outputs)
         if not self.cells and not self.trees:
             with COMMITS.lock:
-                if not all(map(operator.is_, self.access.read(variables), old)):
-                    self.complain(variables, old)
+                if not all(map(operator.is_, self.access.read(variables), held)):
+                    self.complain(variables, held)
                 forget_all(self.access.watched(variables))
                 COMMITS.begun += 1
                 try:
-                    self.access.write(variables, new)
+                    self.access.write(variables, values)
                 finally:
                     COMMITS.ended = COMMITS.begun
             return True
-        arrays = [leaves[w.source] if w.source >= 0 else outputs[~w.source] for w in self.cells]
+        arrays = self._arrays(leaves, outputs)
         if not are_arrays(arrays):
             return False
-        places = [(holder_of(resolve(w.entry)), self.key(w)) for w in self.cells]
+        holders = [holder_of(resolve(write.entry)) for write in self.cells]
+        keys, old_arrays = self._keys, self._old_arrays(leaves)
         trees: list[tuple[TreePlace, Any]] = []
         for writer in self.trees:
-            values = writer.values(leaves, outputs)
-            if not are_arrays(values):
+            parts = writer.values(leaves, outputs)
+            if not are_arrays(parts):
                 return False
-            trees.append((writer.place(resolve), jax.tree.unflatten(writer.treedef, values)))
+            trees.append((writer.place(resolve), jax.tree.unflatten(writer.treedef, parts)))
         with COMMITS.lock:
-            if not all(map(operator.is_, self.access.read(variables), old)):
-                self.complain(variables, old)
-            for cell, (holder, key) in zip(self.cells, places, strict=True):
-                if read_cell(holder, key) is not leaves[cell.leaf]:
-                    raise self.changed(cell.entry)
+            if not all(map(operator.is_, self.access.read(variables), held)):
+                self.complain(variables, held)
+            if not all(map(operator.is_, map(read_cell, holders, keys), old_arrays)):
+                for write, *cell, then in zip(self.cells, holders, keys, old_arrays, strict=True):
+                    if read_cell(*cell) is not then:
+                        raise self.changed(write.entry)
             for writer, (place, _) in zip(self.trees, trees, strict=True):
                 now, then = jax.tree.leaves(place.get()), writer.old(leaves)
                 if len(now) != len(then) or not all(map(operator.is_, now, then)):
@@ -134,13 +139,13 @@ class Writer:
             replaced: list[tuple[TreePlace, Any]] = []
             COMMITS.begun += 1
             try:
-                for cell, (holder, key), value in zip(self.cells, places, arrays, strict=True):
-                    done.append((holder, key, leaves[cell.leaf]))
-                    holder[key] = value
+                for holder, key, old, new in zip(holders, keys, old_arrays, arrays, strict=True):
+                    done.append((holder, key, old))
+                    holder[key] = new
                 for place, tree in trees:
                     replaced.append((place, place.get()))
                     place.put(tree)
-                self.access.write(variables, new)
+                self.access.write(variables, values)
             except BaseException:
                 for place, tree in reversed(replaced):
                     place.put(tree)
@@ -200,7 +205,7 @@ def _is_owned(obj: Any) -> bool:
 
 def holder_of(obj: Any) -> Any:
     """Return what the attributes or elements of an object are in."""
-    kind: Any = _classify.rule_of(obj)
+    kind: Any = _classify.RULES.get(type(obj)) or _classify.rule_of(obj)
     if kind in (_kinds.MODULE, _kinds.OBJECT):
         return kind._attributes(obj)
     attributes = kind.attributes(obj)
