@@ -269,6 +269,8 @@ def _is_itself(x: Any) -> bool:
     """
     if isinstance(x, (type, enum.Enum, np.dtype)):
         return True
+    if isinstance(x, types.BuiltinFunctionType):
+        return isinstance(x.__self__, types.ModuleType)
     function = getattr(x, "__wrapped__", x)
     if isinstance(function, types.FunctionType):
         _classify.rule_of(function)  # finds out whether it is settled
