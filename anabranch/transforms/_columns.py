@@ -45,6 +45,12 @@ def leaf_types(numbers: bool) -> frozenset[type]:
     return frozenset([cls for cls, rule in [*_classify.RULES.items()] if rule in leaf])
 
 
+def have_types(source: Lines, name: str, leaves: Sequence[Any], *, numbers: bool) -> str:
+    """Return the condition that a list holds leaves; most often of the types that there were."""
+    types, known = source.constant([*map(type, leaves)]), source.constant(leaf_types(numbers))
+    return f"[*map(type, {name})] == {types} or {known}.issuperset(map(type, {name}))"
+
+
 def has_plain_attributes(x: Any) -> bool:
     """Tell whether all attributes of an object are in its dictionary."""
     cls: Any = type(x)
@@ -103,7 +109,7 @@ class Columns:
         self.leaves: list[str] = []  # the columns of arrays, in the order of a row
         self.nodes: list[str] = []  # those of objects with identity
         self.numbers: list[bool] = []  # whether Python numbers are leaves, by column
-        self._types: list[list[type]] = []
+        self._values: list[Sequence[Any]] = []
 
     def take(self, name: str, rows: Sequence[Any], *, numbers: bool) -> None:
         """Compare a column with what it was when the plan was made.
@@ -119,7 +125,7 @@ class Columns:
         if rule is _classify.LEAF or (rule is _classify.NUMBER and numbers):
             self.leaves.append(name)
             self.numbers.append(numbers)
-            self._types.append([*map(type, rows)])
+            self._values.append(rows)
             return
         if cls in (float, complex):
             self._compare_identities(name, rows)
@@ -145,18 +151,12 @@ class Columns:
             source.add(f"{leaves} = [*chain(zip({', '.join(columns)}))]")
         every = all(self.numbers)
         if every == any(self.numbers):
-            types = [*chain.from_iterable(zip(*self._types, strict=True))]
-            self._compare_types(leaves, types, numbers=every)
+            values = [*chain.from_iterable(zip(*self._values, strict=True))]
+            source.unless(have_types(source, leaves, values, numbers=every))
         else:
-            for column, types, numbers in zip(columns, self._types, self.numbers, strict=True):
-                self._compare_types(column, types, numbers=numbers)
+            for column, values, numbers in zip(columns, self._values, self.numbers, strict=True):
+                source.unless(have_types(source, column, values, numbers=numbers))
         return leaves
-
-    def _compare_types(self, name: str, types: list[type], *, numbers: bool) -> None:
-        same, known = self._source.constant(types), self._source.constant(leaf_types(numbers))
-        self._source.unless(
-            f"[*map(type, {name})] == {same} or {known}.issuperset(map(type, {name}))"
-        )
 
     def _compare_identities(self, name: str, rows: Sequence[Any]) -> None:
         self._source.unless(f"all(map(is_, {name}, {self._source.constant([*rows])}))")

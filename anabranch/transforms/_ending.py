@@ -248,10 +248,7 @@ class Ending:
         result, source = self.writer.result, self.source
         if result.constant is not None:
             value = source.constant(result.constant[0])
-        elif result.treedef is not None and result.items is not None:
-            leaves = self._values(result.items, exactly=True)
-            value = f"{source.constant(result.treedef.unflatten)}({leaves})"
-        elif result.items is not None:
+        elif result.items is not None and result.treedef is None:
             items = ", ".join(map(self._value, result.items))
             value = f"({items},)" if result.is_tuple else items
         else:
@@ -261,6 +258,9 @@ class Ending:
 
     def _make_result(self) -> str:
         result = self.writer.result
+        if result.items is not None:
+            leaves = self._values(result.items, exactly=True)
+            return f"{self.source.constant(result.treedef.unflatten)}({leaves})"
         self.source.names["make_result"] = result.make
         resolve = self._resolver(result.objects)
         return f"make_result([{', '.join(self.inputs)}], out, {resolve})"

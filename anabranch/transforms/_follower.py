@@ -40,7 +40,7 @@ from anabranch.transforms._plan import AGAIN, Plan
 from anabranch.transforms._segment import Attributes, Segment
 from anabranch.transforms._source import FILE, Arguments, Source
 from anabranch.transforms._spine import Head
-from anabranch.transforms._watch import Unplannable, Watch
+from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import Writer
 
 _ELEMENTS = 128  # of lists that are named one by one; more are compared in one call
@@ -136,21 +136,10 @@ class _Follower:
         Ending(self, arguments).add()
         return source.compile()
 
-    def _compare_captures(self, watch: Watch) -> None:
-        source = self.source
-        conditions = watch.conditions(source.constant)
-        if conditions is None:
-            source.names["captures_the_same"] = watch.is_same
-            source.unless("captures_the_same()")
-        elif conditions:
-            source.add("try:")
-            source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
-            source.add("except (LookupError, ValueError): return AGAIN")
-
     def _take_function(self, arguments: Arguments, head: Head) -> None:
         """Compare what the function captures; objects are found by weak references."""
         if head.watch:
-            self._compare_captures(head.watch)
+            arguments.compare_captures(head.watch)
         for node in head.nodes:
             name = self._find(node)
             arguments.add_node(name)

@@ -6,6 +6,7 @@ arguments (a tuple that it passes on) is built anew, as values have no identity.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
@@ -15,12 +16,13 @@ import jax
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._build import build
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
+from anabranch.graph._state import State
 from anabranch.transforms._box import Report
 from anabranch.transforms._trees import is_structure, static_at
 from anabranch.transforms._watch import Unplannable
 
-_SHORT = 64  # containers that are written as an expression
-_WRITTEN = {list, dict, tuple}
+_new_tuple: Any = tuple.__new__
+_SHORT = 64  # containers, and leaves, that are written as an expression
 _TREES = frozenset({_kinds.TUPLE, _kinds.PYTREE})
 _VALUES = _TREES | {_kinds.FROZEN}
 
@@ -93,7 +95,7 @@ class Result:
             shared: from the index of an object of the arguments to one.
             constant: from a static value to one.
         """
-        if len(self._new) > _SHORT:
+        if len(self._new) > _SHORT or len(self._sources) > _SHORT:
             return None
         return self._written(self._root, set(), value, shared, constant)
 
@@ -107,8 +109,8 @@ class Result:
             if isinstance(source, int):
                 return value(source)
             return shared(source[0]) if source[1] < 0 else None
-        cls, keys, edges = self._new[edge].cls, self._new[edge].keys, self._new[edge].edges
-        if edge in known or cls not in _WRITTEN:
+        kind, cls, extra, keys, edges = self._new[edge]
+        if edge in known:
             return None
         known.add(edge)
         parts = [self._written(child, known, *names) for child in edges]
@@ -118,7 +120,16 @@ class Result:
             pairs = [f"{key!r}: {part}" for key, part in zip(keys, parts, strict=True)]
             return f"{{{', '.join(pairs)}}}"
         elements = "".join([f"{part}, " for part in parts])
-        return f"[{elements}]" if cls is list else f"({elements})"
+        if cls is list:
+            return f"[{elements}]"
+        if cls is tuple:
+            return f"({elements})"
+        if kind is _kinds.TUPLE:
+            return f"{constant(functools.partial(_new_tuple, cls))}(({elements}))"
+        if cls is State:
+            _, infos = extra[0].node_data()
+            return f"{constant(functools.partial(State, infos))}(({elements}))"
+        return None
 
     def _simplify(self) -> None:
         root = self._root

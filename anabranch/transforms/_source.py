@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -17,15 +17,23 @@ import numpy as np
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._function import is_settled
 from anabranch.graph._kinds import Kind
-from anabranch.transforms._columns import Columns, form_of, has_plain_attributes, leaf_types
+from anabranch.graph._state import State
+from anabranch.transforms._columns import (
+    Columns,
+    form_of,
+    has_plain_attributes,
+    have_types,
+    leaf_types,
+)
 from anabranch.transforms._trees import tree_of
-from anabranch.transforms._watch import Unplannable
+from anabranch.transforms._watch import Unplannable, Watch
 
 FILE = f"<{__name__}>"
 """The file that the frame of a follower says it is in."""
 
 _LINES = 20000  # of source; longer ones take long to compile
 _MAKERS = frozenset({"builtins", "jax", "jaxlib"})  # of functions, and of what wraps them
+_LARGE = 24  # tuples and what they hold
 _LONG = 8  # children of one form from which on they are read by columns
 
 
@@ -95,6 +103,10 @@ class Arguments:
             self._take_container(name, x, numbers=numbers)
         elif rule is _kinds.TUPLE or rule is _kinds.PYTREE:
             self._take_tree(name, x, numbers=numbers)
+        elif rule is _kinds.METHOD or rule is _kinds.PARTIAL:
+            self._take_bound(name, x, numbers=numbers)
+        elif cls is types.FunctionType:
+            self._take_function(name, x)
         else:
             self.take_static(name, x)
 
@@ -148,6 +160,40 @@ class Arguments:
         source.add(f"{value} = {name}._value")
         self.leaves.append(value)
 
+    def compare_captures(self, watch: Watch) -> None:
+        """Compare what functions capture."""
+        source = self.source
+        conditions = watch.conditions(source.constant)
+        if conditions is None:
+            source.unless(f"{source.constant(watch.is_same)}()")
+        elif conditions:
+            source.add("try:")
+            source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
+            source.add("except (LookupError, ValueError): return AGAIN")
+
+    def _take_function(self, name: str, x: types.FunctionType) -> None:
+        """Compare a function that reaches no object, and see that it still reaches none."""
+        if _classify.rule_of(x) is not _classify.STATIC:
+            raise Unplannable
+        self.source.unless(f"{name} is {self.source.constant(x)}")
+        if not is_settled(x):
+            self.compare_captures(Watch([x]))
+
+    def _take_bound(self, name: str, x: Any, *, numbers: bool) -> None:
+        """Compare a method or a partial function."""
+        source = self.source
+        source.unless(f"type({name}) is {source.constant(type(x))}")
+        if isinstance(x, types.MethodType):
+            parts = f"({name}.__func__, {name}.__self__)"
+            self.take_all(parts, [x.__func__, x.__self__], numbers=numbers)
+            return
+        source.unless(f"len({name}.args) == {len(x.args)}")
+        source.unless(f"[*{name}.keywords] == {source.constant([*x.keywords])}")
+        children = [x.func, *x.args, *x.keywords.values()]
+        self.take_all(
+            f"({name}.func, *{name}.args, *{name}.keywords.values())", children, numbers=False
+        )
+
     def _take_variable(self, name: str, x: Any) -> None:
         source, value = self.source, self.source.fresh()
         cls, metadata = source.constant(type(x)), source.constant(x._metadata)
@@ -186,23 +232,37 @@ class Arguments:
         self.take_all(expression, children, numbers=numbers)
 
     def _take_tree(self, name: str, x: Any, *, numbers: bool) -> None:
-        """Let JAX take a tuple or the like apart, if that has arrays and nothing else."""
-        source = self.source
-        treedef = None if type(x) is tuple and len(x) < _LONG else tree_of(x, leaf_types(numbers))
+        """Compare a State, a tuple or the like; JAX takes large ones apart, if it can."""
+        source, treedef = self.source, None
+        if type(x) is State:
+            self._take_state(name, x, numbers=numbers)
+            return
+        if not isinstance(x, tuple) or _is_large(x):
+            treedef = tree_of(x, leaf_types(numbers))
         if treedef is not None:
             leaves, found = source.fresh(), source.fresh()
             source.names["flatten"] = jax.tree.flatten
             source.add(f"{leaves}, {found} = flatten({name})")
             source.unless(f"{found} == {source.constant(treedef)}")
-            types = source.constant(leaf_types(numbers))
-            source.unless(f"{types}.issuperset(map(type, {leaves}))")
+            source.unless(have_types(source, leaves, jax.tree.leaves(x), numbers=numbers))
             self.add_leaves(leaves, treedef.num_leaves)
         elif isinstance(x, tuple):
             self._take_container(name, x, numbers=numbers)
         else:
             raise Unplannable
 
-    def take_all(self, expression: str, children: Sequence[Any], *, numbers: bool) -> None:
+    def _take_state(self, name: str, x: State, *, numbers: bool) -> None:
+        source, leaves, infos = self.source, self.source.fresh(), self.source.constant(x._source)
+        source.names["State"] = State
+        source.unless(f"type({name}) is State")
+        source.unless(f"{name}._source is {infos} or {name}._source == {infos}")
+        source.add(f"{leaves} = {name}._leaves")
+        source.unless(have_types(source, leaves, x.leaves, numbers=numbers))
+        if not {*map(type, x.leaves)} <= leaf_types(numbers):
+            raise Unplannable
+        self.add_leaves(leaves, len(x.leaves))
+
+    def take_all(self, expression: str, children: Sequence[Any], *, numbers: bool = True) -> None:
         """Compare all children."""
         source = self.source
         if len(source.lines) > _LINES:
@@ -260,6 +320,17 @@ class Arguments:
             conditions += [f"different.isdisjoint({segment}.ids)" for segment in segments]
             source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
             source.add("latest[0] = ids", 2)
+
+
+def _is_large(x: Any) -> bool:
+    """Tell whether JAX takes a tree apart faster than lines of Python."""
+    pending, seen = [x], 0
+    while pending and seen < _LARGE:
+        seen += 1
+        value = pending.pop()
+        if isinstance(value, tuple):
+            pending += cast("Iterable[Any]", value)
+    return seen >= _LARGE
 
 
 def _is_itself(x: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -150,9 +150,67 @@ def static(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
     return Step(lambda: called(*nodes, *rest, "train"), lambda: nodes[0].count[...])
 
 
+def captured(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Capture the objects in a closure."""
+    model, optimiser, metrics = nodes
+    (data,) = rest
+    called = jit(lambda data: step(model, optimiser, metrics, data))
+    return Step(lambda: called(data), lambda: model.count[...])
+
+
+def metrics_in_a_dict(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Pass the batch in a dict, and return a dict."""
+
+    def function(model: Any, optimiser: Any, metrics: Any, batch: Any) -> Any:
+        return {"loss": step(model, optimiser, metrics, batch["x"])}
+
+    called = jit(function)
+    (data,) = rest
+    return Step(lambda: called(*nodes, {"x": data})["loss"], lambda: nodes[0].count[...])
+
+
+class Moments(NamedTuple):
+    """The state of an optimiser as optax keeps it."""
+
+    count: Any
+    first: Any
+    second: Any
+
+
+def in_named_tuples(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Pass the optimiser as a tree of named tuples and States, and return the next one."""
+    model, optimiser, metrics = nodes
+
+    def function(model: Any, state: Any, metrics: Any, batch: Any) -> Any:
+        (moments,) = state
+        model.count[...] += 1
+        total = batch.sum()
+        metrics.total[...] += total
+        metrics.seen[...] += 1
+        return (moments._replace(count=moments.count + 1),), total
+
+    called = jit(function)
+    if library is not models.ours():
+        raise Absent("a State of flax is another one")
+    first, second = (
+        ab.State.from_dict({str(i): v[...] for i, v in enumerate(part)})
+        for part in (optimiser.first, optimiser.second)
+    )
+    held = [(Moments(optimiser.count[...], first, second),)]
+
+    def call() -> Any:
+        held[0], total = called(model, held[0], metrics, *rest)
+        return total
+
+    return Step(call, lambda: model.count[...])
+
+
 WAYS = {
     "keyword arguments": by_keyword,
     "modules in a nested pytree": in_pytree,
     "method wrapped in the class": method,
     "a static argument": static,
+    "captured in a closure": captured,
+    "a batch and metrics in dicts": metrics_in_a_dict,
+    "an optimiser in named tuples": in_named_tuples,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import gc
+import random
 import weakref
 from typing import Any
 
@@ -205,6 +206,52 @@ def test_a_function_that_captures_an_object_later_is_seen():
     assert float(jitted(net, scale, 2.0)) == 10.0
     held.n.value += 1
     assert float(jitted(net, scale, 2.0)) == 12.0
+
+
+def scaled(x, factor, *, shift=0.0):
+    return x * factor + shift
+
+
+def scaled_too(x, factor, *, shift=0.0):
+    return x * factor - shift
+
+
+PARTIALS = [
+    functools.partial(scaled, factor=2.0),
+    functools.partial(scaled, factor=3.0),
+    functools.partial(scaled, factor=2.0, shift=1.0),
+    functools.partial(scaled, shift=1.0, factor=2.0),
+    functools.partial(scaled_too, factor=2.0, shift=1.0),
+    functools.partial(scaled, factor=jnp.array(2.0)),
+    functools.partial(scaled, factor=jnp.array(4.0)),
+    functools.partial(scaled, factor=ab.Variable(jnp.array(5.0))),
+    lambda x: x + 1,
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_functions_as_arguments_are_told_apart(seed):
+    rng = random.Random(seed)
+    net, plain = Callable(), Callable()
+    others = Callable(), Callable()
+    jitted = ab.jit(lambda net, f, x: run(net, f(x)))
+    for _ in range(12):
+        pairs = [*zip(PARTIALS, PARTIALS, strict=True), (others[0].run, others[1].run)]
+        pairs += [(net.run, plain.run)]
+        ours, theirs = rng.choice(pairs)
+        for _ in range(rng.choice([1, 4])):
+            np.testing.assert_allclose(jitted(net, ours, 2.0), run(plain, theirs(2.0)), rtol=1e-5)
+    assert followed(jitted)
+    for a, b in ((net, plain), others):
+        assert int(a.n) == int(b.n)
+
+
+def test_a_partial_of_an_argument_holds_it():
+    net = Net()
+    jitted = ab.jit(lambda net, f: (f.args[0] is net, f()))
+    for _ in range(5):
+        assert jitted(net, functools.partial(run, net, 1.0))[0] is True
+        assert jitted(net, functools.partial(run, Net(), 1.0))[0] is False
 
 
 def shared_list(x):
