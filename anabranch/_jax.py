@@ -8,8 +8,9 @@ which `_jax_check` makes visible, or nothing.
 Public names are preferred where they exist (`jax.extend.core.find_top_trace`,
 `jax.core.eval_context`, `jax.core.Tracer`). Private are: the attributes `parent_trace` and
 `_trace`, the cell behind the current trace (two to three times faster to read than the public
-function; `_jax_check` compares the two), the debug information for error messages, and what it
-takes to leave a trace: setting the current one, and handling operations for one.
+function; `_jax_check` compares the two), the class of arrays and what is in an array of keys (where
+`jax.typeof` is slow), the debug information for error messages, and what it takes to leave a trace:
+setting the current one, and handling operations for one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Final, TypeAlias, TypeGuard
 import jax
 import jax.core
 from jax._src import core as _src_core
+from jax._src.array import ArrayImpl
 from jax.sharding import AbstractMesh, AxisType, get_abstract_mesh
 
 from anabranch.errors import UnsupportedJaxError
@@ -131,6 +133,16 @@ def record_chain() -> TraceRefs:
 def is_tracer(x: object) -> TypeGuard[jax.Array]:
     """Tell whether a value is a JAX tracer."""
     return isinstance(x, jax.core.Tracer)
+
+
+def types_of(values: Iterable[Any]) -> list[Any]:
+    """Return for each of some leaves what is equal for those of one `jax.typeof`, but sooner."""
+    return [x.aval if type(x) is ArrayImpl else _type_of(x) for x in values]
+
+
+def _type_of(x: Any) -> Any:
+    data = getattr(x, "_base_array", None)  # of an array of keys, whose type takes 10 us to make
+    return jax.typeof(x) if data is None else (x.dtype, data.aval)
 
 
 def is_ref_tracer(tracer: jax.Array) -> bool:

@@ -12,11 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from anabranch import _jax
 from anabranch.errors import FilterError
 from anabranch.graph._filters import to_predicate
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import Report
 from anabranch.transforms._call import Selection
+from anabranch.transforms._result import picker
 
 
 class Asked:
@@ -74,29 +76,34 @@ class Donation:
         self._staged = jax.jit(compiled.run, inline=True)
         self._asked = asked
         self._is_cell = _held_by_objects(flat)
-        self._compiled: dict[Any, tuple[frozenset[int], Any]] = {}
+        self._divisions: dict[Any, _Division] = {}
+        self._latest: _Division | None = None
 
     def __call__(self, *leaves: Any) -> Any:
-        donated, function = self._divide(leaves)
-        return function(*_split(_unshared(leaves, donated), donated))
+        division = self._divide(leaves)
+        return division.function(*division.split(leaves))
 
     def trace(self, *leaves: Any) -> Any:
         """Trace for these leaves; the stages that follow are called with all leaves, too."""
-        donated, function = self._divide(leaves)
-        return _DonatedStage(function.trace(*_split(leaves, donated)), donated)
+        division = self._divide(leaves)
+        traced = division.function.trace(division.given(leaves), division.kept(leaves))
+        return _DonatedStage(traced, division)
 
     def eval_shape(self, *leaves: Any) -> Any:
         """Return the shapes of what comes out."""
         return self._staged.eval_shape(*leaves)
 
-    def _divide(self, leaves: Sequence[Any]) -> tuple[frozenset[int], Any]:
-        """Return the positions to donate and the function compiled for them."""
-        key = tuple([jax.typeof(leaf) for leaf in leaves])
-        found = self._compiled.get(key)
-        if found is None:
-            report, _ = self._staged.eval_shape(*leaves)
-            donated = self._asked & self._written(report)
-            found = self._compiled[key] = (donated, self._compile(donated, len(leaves)))
+    def _divide(self, leaves: Sequence[Any]) -> _Division:
+        """Return how the leaves are divided, and the function that is compiled for that."""
+        types, found = _jax.types_of(leaves), self._latest
+        if found is None or found.types != types:  # most often they are those of the last call
+            found = self._divisions.get(tuple(types))
+            if found is None:
+                report, _ = self._staged.eval_shape(*leaves)
+                donated = self._asked & self._written(report)
+                function = self._compile(donated, len(leaves))
+                found = self._divisions[tuple(types)] = _Division(types, donated, function)
+            self._latest = found
         return found
 
     def _written(self, report: Report) -> frozenset[int]:
@@ -124,36 +131,59 @@ class Donation:
 
         options = dict(self._options)
         if "in_shardings" in options:
-            options["in_shardings"] = _split(options["in_shardings"], donated)
+            given, kept = _pickers(donated, count)
+            shardings = options["in_shardings"]
+            options["in_shardings"] = given(shardings), kept(shardings)
         return jax.jit(run, donate_argnums=0, **options)
+
+
+class _Division:
+    """Which leaves are donated in calls with leaves of some types.
+
+    Arguments:
+        types: of the leaves.
+        donated: their positions.
+        function: of those that are donated, and the others.
+    """
+
+    def __init__(self, types: list[Any], donated: frozenset[int], function: Any) -> None:
+        self.types, self.function = types, function
+        self.given, self.kept = _pickers(donated, len(types))
+        self._donated = donated
+
+    def split(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+        """Return what is donated, and the others; JAX takes a buffer only once."""
+        if len({*map(id, leaves)}) < len(leaves):
+            leaves = _unshared(leaves, self._donated)
+        return self.given(leaves), self.kept(leaves)
 
 
 class _DonatedStage:
     """A stage of compilation that divides the leaves when it is called."""
 
-    def __init__(self, stage: Any, donated: frozenset[int]) -> None:
-        self._stage, self._donated = stage, donated
+    def __init__(self, stage: Any, division: _Division) -> None:
+        self._stage, self._division = stage, division
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
 
     def lower(self, **options: Any) -> _DonatedStage:
-        return _DonatedStage(self._stage.lower(**options), self._donated)
+        return _DonatedStage(self._stage.lower(**options), self._division)
 
     def compile(self, **options: Any) -> _DonatedStage:
-        return _DonatedStage(self._stage.compile(**options), self._donated)
+        return _DonatedStage(self._stage.compile(**options), self._division)
 
     def __call__(self, *leaves: Any) -> Any:
-        return self._stage(*_split(_unshared(leaves, self._donated), self._donated))
+        return self._stage(*self._division.split(leaves))
 
 
-def _split(leaves: Sequence[Any], donated: frozenset[int]) -> tuple[tuple[Any, ...], ...]:
-    given = tuple([x for i, x in enumerate(leaves) if i in donated])
-    return given, tuple([x for i, x in enumerate(leaves) if i not in donated])
+def _pickers(donated: frozenset[int], count: int) -> tuple[Any, Any]:
+    """Return what picks the leaves that are donated, and the others, as tuples."""
+    return picker(sorted(donated)), picker([i for i in range(count) if i not in donated])
 
 
 def _unshared(leaves: Sequence[Any], donated: frozenset[int]) -> Sequence[Any]:
-    """Copy an array that is donated and passed elsewhere too: JAX takes a buffer only once."""
+    """Copy arrays that are donated and passed elsewhere, too."""
     seen = {id(x) for i, x in enumerate(leaves) if i not in donated}
     leaves = list(leaves)
     for i in sorted(donated):
