@@ -97,6 +97,8 @@ class Arguments:
             self.add_root(name)
         elif rule is _kinds.VARIABLE:
             self._take_variable(name, x)
+        elif isinstance(rule, Kind) and rule.is_object and rule is not _kinds.OBJECT:
+            self._take_foreign(name, x, rule)
         elif rule is _kinds.OBJECT or rule is _kinds.FROZEN:
             self._take_object(name, x, numbers=numbers and rule is _kinds.FROZEN)
         elif cls in (list, dict):
@@ -205,6 +207,39 @@ class Arguments:
         else:
             self.take(value, x._value)
 
+    def _take_foreign(self, name: str, x: Any, kind: Kind) -> None:
+        """Compare a Variable of another library, or an object that is a dictionary within."""
+        source, held = self.source, self.source.fresh()
+        source.unless(f"type({name}) is {source.constant(type(x))}")
+        self.add_node(name)
+        if kind.is_variable and kind.cell is not None:
+            metadata, value = kind.cell.metadata(x), source.fresh()
+            source.add(f"{held} = {source.constant(kind.cell.metadata)}({name})")
+            source.unless(f"[*{held}] == {source.constant([*metadata])}")
+            values = source.constant([*metadata.values()])
+            source.unless(f"all(map(is_, {held}.values(), {values}))")
+            source.add(f"{value} = {source.constant(kind.cell.read)}({name})")
+            if _classify.RULES.get(type(kind.cell.read(x))) is not _classify.LEAF:
+                raise Unplannable
+            self.leaves.append(value)
+            return
+        attributes = kind.attributes(x)
+        if kind.is_variable or kind.is_root or kind.bookkeeping or type(attributes) is not dict:
+            raise Unplannable
+        source.add(f"{held} = {source.constant(kind.attributes)}({name})")
+        self._take_items(held, attributes, numbers=bool(kind.numbers))
+
+    def _take_items(self, name: str, x: dict[Any, Any], *, numbers: bool) -> None:
+        """Compare what a dictionary holds."""
+        source = self.source
+        types = {*map(type, x)}
+        if not types <= {str, int}:
+            raise Unplannable
+        source.unless(f"[*{name}] == {source.constant([*x])}")
+        if int in types:  # which equal others
+            source.unless(f"[*map(type, {name})] == {source.constant([*map(type, x)])}")
+        self.take_all(f"{name}.values()", [*x.values()], numbers=numbers)
+
     def _take_object(self, name: str, x: Any, *, numbers: bool) -> None:
         source, cls = self.source, type(x)
         if not has_plain_attributes(x):
@@ -221,15 +256,12 @@ class Arguments:
         source, cls = self.source, type(x)
         known = cls.__name__ if cls in (list, dict, tuple) else source.constant(cls)
         source.unless(f"type({name}) is {known} and len({name}) == {len(x)}")
-        children = [*x.values()] if cls is dict else [*x]
-        if cls is dict:
-            if any(type(key) is not str for key in x):
-                raise Unplannable
-            source.unless(f"[*{name}] == {source.constant([*x])}")
         if cls in (list, dict):
             self.add_node(name)
-        expression = f"{name}.values()" if cls is dict else name
-        self.take_all(expression, children, numbers=numbers)
+        if cls is dict:
+            self._take_items(name, x, numbers=numbers)
+        else:
+            self.take_all(name, [*x], numbers=numbers)
 
     def _take_tree(self, name: str, x: Any, *, numbers: bool) -> None:
         """Compare a State, a tuple or the like; JAX takes large ones apart, if it can."""
@@ -248,6 +280,8 @@ class Arguments:
             self.add_leaves(leaves, treedef.num_leaves)
         elif isinstance(x, tuple):
             self._take_container(name, x, numbers=numbers)
+        elif _is_frozen(x) and not jax.tree.leaves(x):
+            source.unless(f"{name} is {source.constant(x)}")
         else:
             raise Unplannable
 
@@ -320,6 +354,11 @@ class Arguments:
             conditions += [f"different.isdisjoint({segment}.ids)" for segment in segments]
             source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
             source.add("latest[0] = ids", 2)
+
+
+def _is_frozen(x: Any) -> bool:
+    parameters: Any = getattr(type(x), "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
 
 
 def _is_large(x: Any) -> bool:
