@@ -295,7 +295,8 @@ def _reaches(pending: list[Any]) -> bool:
             continue
         seen.add(id(x))
         if cls is types.FunctionType:
-            pending += [held for _, held in what_is_captured(x)]
+            if not is_settled(x):
+                pending += [held for _, held in what_is_captured(x)]
             continue
         rule = _classify.RULES.get(cls)
         if rule is None:
@@ -341,13 +342,10 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
 def _rule(function: types.FunctionType) -> Any:
     if function in _TWINS:
         return FUNCTION
-    if function in _SETTLED:
+    if is_settled(function):
         return _classify.STATIC
-    if _reaches([value for _, value in what_is_captured(function)]):
-        return FUNCTION
-    if _is_settled(function):
-        _SETTLED.add(function)
-    return _classify.STATIC
+    reaches = _reaches([value for _, value in what_is_captured(function)])
+    return FUNCTION if reaches else _classify.STATIC
 
 
 _SETTLED: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
@@ -355,12 +353,16 @@ _SETTLED: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 
 def is_settled(function: Any) -> bool:
-    """Tell whether a function need not be looked at again."""
-    return isinstance(function, types.FunctionType) and function in _SETTLED
+    """Tell whether a function need not be looked at again.
+
+    It is one of a library, and captures nothing that could hold an object later.
+    """
+    if not isinstance(function, types.FunctionType) or not is_library(function.__globals__):
+        return False
+    return function in _SETTLED or _settle(function)
 
 
-def _is_settled(function: types.FunctionType) -> bool:
-    """Tell whether a function of a library captures nothing that could hold an object later."""
+def _settle(function: types.FunctionType) -> bool:
     pending: list[Any] = [function]
     seen: set[int] = set()
     while pending:
@@ -378,6 +380,7 @@ def _is_settled(function: types.FunctionType) -> bool:
             pending.append(getattr(x, "__wrapped__", None))
         elif isinstance(_classify.rule_of(x), Kind):
             return False
+    _SETTLED.add(function)
     return True
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -116,11 +117,15 @@ def checks_options(transform: str) -> Callable[[Callable[P, R]], Callable[P, R]]
     """
 
     def decorate(call: Callable[P, R]) -> Callable[P, R]:
-        known = {
-            name: _OF_TRANSFORMS.get((transform, name), _EXPECTED.get(name))
-            for name, parameter in inspect.signature(call).parameters.items()
-            if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        }
+        parameters = inspect.signature(call).parameters.items()
+        # read-only: so it is plain that the function which captures it will never reach an object
+        known = types.MappingProxyType(
+            {
+                name: _OF_TRANSFORMS.get((transform, name), _EXPECTED.get(name))
+                for name, parameter in parameters
+                if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            }
+        )
 
         @functools.wraps(call)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -171,7 +171,7 @@ class Arguments:
         elif conditions:
             source.add("try:")
             source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
-            source.add("except (LookupError, ValueError): return AGAIN")
+            source.add("except (LookupError, ValueError, RuntimeError): return AGAIN")
 
     def _take_function(self, name: str, x: types.FunctionType) -> None:
         """Compare a function that reaches no object, and see that it still reaches none."""
@@ -383,7 +383,6 @@ def _is_itself(x: Any) -> bool:
         return isinstance(x.__self__, types.ModuleType)
     function = getattr(x, "__wrapped__", x)
     if isinstance(function, types.FunctionType):
-        _classify.rule_of(function)  # finds out whether it is settled
         return is_settled(function) and type(x).__module__.partition(".")[0] in _MAKERS
     return _classify.RULES.get(type(x)) is _classify.STATIC and not callable(x)
 

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from anabranch.graph import _classify, _kinds
-from anabranch.graph._function import global_names, is_filled, is_library
+from anabranch.graph._function import global_names, is_filled, is_library, is_settled
 from anabranch.graph._kinds import Kind
 
 _MOST = 512  # places; functions that reach more are followed anew on every call
@@ -99,19 +99,22 @@ class Watch:
     def conditions(self, constant: Callable[[Any], str]) -> list[str] | None:
         """Return expressions that are all true if every place holds the same, for a follower.
 
-        They may raise `LookupError` and `ValueError` if a place is empty now. What they refer to is
-        kept alive, but for objects and functions.
+        They may raise `LookupError` and `ValueError` if a place is empty now, and `RuntimeError` if
+        somebody is writing one. What they refer to is kept alive, but for objects and functions.
 
         Arguments:
             constant: from a value to a name for it.
 
         Returns:
-            None if there are places in containers, which are no part of this.
+            None if there are places that are no part of this: empty cells.
         """
         functions = [function.ref() for function in self._functions]
-        if self._live or not self.is_same() or None in functions:
+        if not self.is_same() or None in functions:
             return None
         found: list[str] = []
+        for container in self._live:
+            held, name = [*container], constant(container)
+            found.append(f"len({name}) == {len(held)} and all(map(is_, {name}, {constant(held)}))")
 
         def known(x: Any) -> str:
             return f"{constant(weakref.ref(x))}()" if _is_weak(x) else constant(x)
@@ -146,7 +149,7 @@ class Watch:
         seen: set[int] = set()
         while pending:
             x, held = pending.pop()
-            if id(x) in seen:
+            if id(x) in seen or is_settled(x):
                 continue
             seen.add(id(x))
             if len(seen) > _MOST or (held and _is_weak(x)):
