@@ -86,6 +86,31 @@ def test_a_write_to_what_a_function_captures_is_seen(capture, write):
         check(lambda _, x: jitted(x), run, ours, plain, 3.0)
 
 
+def test_an_object_that_comes_into_a_captured_container_is_seen():
+    """Other values there are constants, as they are to JAX."""
+    config: dict[str, Any] = {"scale": 2.0, "names": ["a"]}
+
+    def call(net, x):
+        net.n.value += 1
+        return x * config["scale"] + config.get("own", 0.0)
+
+    net, jitted = Net(), ab.jit(call)
+    steps = [
+        (lambda: None, 4.0),
+        (lambda: config.update(own=ab.Param(jnp.array(7.0))), 11.0),
+        (lambda: setattr(config["own"], "value", jnp.array(9.0)), 13.0),
+        (lambda: config.update(own=ab.Param(jnp.array(1.0))), 5.0),
+        (lambda: config.pop("own"), 4.0),
+        (lambda: config["names"].append(ab.Param(jnp.array(1.0))), 4.0),
+    ]
+    for i, (write, expected) in enumerate(steps):
+        write()
+        for _ in range(4):
+            assert float(jitted(net, 2.0)) == expected, i
+        assert int(net.n) == 4 * (i + 1)
+        assert i or followed(jitted)
+
+
 def test_captured_variables():
     first, second = ab.Variable(jnp.array(1.0)), ab.Param(jnp.array(2.0), tag="x")
 
