@@ -257,6 +257,26 @@ def test_a_function_that_is_run_again_for_what_it_uses_leaves_nothing():
     assert last is None
 
 
+def test_what_a_helper_leaves_is_found_around_all_transforms():
+    last: Any = None
+
+    def helper(x: Any) -> Any:
+        nonlocal last
+        last = x
+        return x
+
+    def inner(x: Any) -> Any:
+        return transforms.vmap(lambda x: helper(x) + 1)(x)
+
+    def outer(x: Any) -> Any:
+        return transforms.grad(lambda x: inner(x).sum())(x)
+
+    for _ in range(2):
+        with pytest.raises(CapturedWriteError, match="last"):
+            transforms.jit(outer)(jnp.ones(2))
+        assert last is None
+
+
 def test_inside_of_another_transform_the_inner_one_is_named():
     last: Any = None
 
