@@ -9,34 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 from anabranch.graph import _classify, _kinds, _module, _static
+from anabranch.transforms._source import Source
 
 _DEPTH = 16
 _LEAF, _STATIC, _IDENTICAL = "leaf", "static", "identical"
-
-
-class Lines(Protocol):
-    """Where lines of source go; see `Source`."""
-
-    names: dict[str, Any]
-
-    def add(self, line: str, depth: int = 1) -> None:
-        """Add a line."""
-        ...
-
-    def unless(self, condition: str) -> None:
-        """Go the general way unless a condition holds."""
-        ...
-
-    def fresh(self, prefix: str = "a") -> str:
-        """Return the name of a new variable."""
-        ...
-
-    def constant(self, value: Any) -> str:
-        """Return the name of a value."""
-        ...
 
 
 def leaf_types(numbers: bool) -> frozenset[type]:
@@ -45,7 +24,7 @@ def leaf_types(numbers: bool) -> frozenset[type]:
     return frozenset([cls for cls, rule in [*_classify.RULES.items()] if rule in leaf])
 
 
-def have_types(source: Lines, name: str, leaves: Sequence[Any], *, numbers: bool) -> str:
+def have_types(source: Source, name: str, leaves: Sequence[Any], *, numbers: bool) -> str:
     """Return the condition that a list holds leaves; most often of the types that there were."""
     types, known = source.constant([*map(type, leaves)]), source.constant(leaf_types(numbers))
     return f"[*map(type, {name})] == {types} or {known}.issuperset(map(type, {name}))"
@@ -103,7 +82,7 @@ class Columns:
         source: where they go.
     """
 
-    def __init__(self, source: Lines) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
         source.names.update(chain=chain.from_iterable, dict_values=dict[Any, Any].values)
         self.leaves: list[str] = []  # the columns of arrays, in the order of a row

@@ -9,7 +9,8 @@ from typing import Protocol
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._plan import Plan
 from anabranch.transforms._segment import Segment
-from anabranch.transforms._source import Arguments, Source
+from anabranch.transforms._source import Source
+from anabranch.transforms._taken import Arguments
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import Writer, holder_of, read_cell
 

@@ -38,8 +38,9 @@ from anabranch.transforms._ending import Ending
 from anabranch.transforms._lifting import known_of
 from anabranch.transforms._plan import AGAIN, Plan
 from anabranch.transforms._segment import Attributes, Segment
-from anabranch.transforms._source import FILE, Arguments, Source
+from anabranch.transforms._source import FILE, Source
 from anabranch.transforms._spine import Head
+from anabranch.transforms._taken import Arguments
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import Writer
 

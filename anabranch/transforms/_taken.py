@@ -1,0 +1,368 @@
+"""The lines of a follower that take the arguments of a call apart.
+
+Trees of arrays are taken apart by JAX, in C. What stands in a long list and has one form (the
+layers of a model) is read by columns: see `_columns`.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from anabranch.graph import _classify, _kinds, _static
+from anabranch.graph._function import is_settled
+from anabranch.graph._kinds import Kind
+from anabranch.graph._state import State
+from anabranch.transforms._columns import (
+    Columns,
+    form_of,
+    has_plain_attributes,
+    have_types,
+    leaf_types,
+)
+from anabranch.transforms._source import Source
+from anabranch.transforms._trees import tree_of
+from anabranch.transforms._watch import Unplannable, Watch
+
+_LINES = 20000  # of source; longer ones take long to compile
+_MAKERS = frozenset({"builtins", "jax", "jaxlib"})  # of functions, and of what wraps them
+_LARGE = 24  # tuples and what they hold
+_LONG = 8  # children of one form from which on they are read by columns
+
+
+class Arguments:
+    """The part that takes the arguments of a call apart, and compares them."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.roots: list[str] = []
+        self.starts: list[int] = []  # how many leaves come before each root
+        self.leaves: list[str] = []
+        self.packs: dict[str, tuple[str, int]] = {}  # by their first leaf: a list of leaves
+        self.nodes: list[str] = []  # those with identity that are no roots
+        self._ids: list[str] = []  # their ids, as they are written in a set
+
+    def take(self, name: str, x: Any, *, numbers: bool = True) -> None:
+        """Compare what a variable holds with what it held when the plan was made.
+
+        Arguments:
+            name: of the variable.
+            x: what it held.
+            numbers: whether Python numbers are leaves.
+        """
+        source, cls = self.source, type(x)
+        rule = _classify.RULES.get(cls)
+        if rule is _classify.LEAF or (rule is _classify.NUMBER and numbers):
+            source.unless(f"type({name}) in {source.constant(leaf_types(numbers))}")
+            self.leaves.append(name)
+        elif isinstance(rule, Kind) and rule.is_root:
+            source.unless(f"id({name}) == {id(x)}")
+            self.add_root(name)
+        elif rule is _kinds.VARIABLE:
+            self._take_variable(name, x)
+        elif isinstance(rule, Kind) and rule.is_object and rule is not _kinds.OBJECT:
+            self._take_foreign(name, x, rule)
+        elif rule is _kinds.OBJECT or rule is _kinds.FROZEN:
+            self._take_object(name, x, numbers=numbers and rule is _kinds.FROZEN)
+        elif cls in (list, dict):
+            self._take_container(name, x, numbers=numbers)
+        elif rule is _kinds.TUPLE or rule is _kinds.PYTREE:
+            self._take_tree(name, x, numbers=numbers)
+        elif rule is _kinds.METHOD or rule is _kinds.PARTIAL:
+            self._take_bound(name, x, numbers=numbers)
+        elif cls is types.FunctionType:
+            self._take_function(name, x)
+        else:
+            self.take_static(name, x)
+
+    def add_root(self, name: str) -> None:
+        """Add an object that can keep what plans know of it, and that is known to be the same."""
+        self.roots.append(name)
+        self.starts.append(len(self.leaves))
+
+    def add_node(self, name: str) -> None:
+        """Add an object with identity."""
+        self.nodes.append(name)
+        self._ids.append(f"id({name})")
+
+    def add_nodes(self, columns: Sequence[str], count: int) -> None:
+        """Add objects with identity that stand in columns, row by row."""
+        self.nodes += [f"{column}[{i}]" for i in range(count) for column in columns]
+        self._ids += [f"*map(id, {column})" for column in columns]
+
+    def add_leaves(self, name: str, count: int) -> None:
+        """Add all elements of a list."""
+        if count:
+            self.packs[f"{name}[0]"] = (f"*{name}", count)
+            self.leaves += [f"{name}[{i}]" for i in range(count)]
+
+    def inputs(self, leaves: Sequence[str]) -> list[str]:
+        """Return leaves as they are given to a function."""
+        found: list[str] = []
+        at = 0
+        while at < len(leaves):
+            pack, count = self.packs.get(leaves[at], (leaves[at], 1))
+            found.append(pack)
+            at += count
+        return found
+
+    def take_static(self, name: str, x: Any) -> None:
+        """Compare a static value."""
+        value, cls = self.source.constant(x), self.source.constant(type(x))
+        if type(x) in _static.EXACT_BY_TYPE:
+            same = f"{name} is {value} or (type({name}) is {cls} and {name} == {value})"
+        elif type(x) in (float, complex) or _is_itself(x):
+            same = f"{name} is {value}"
+        else:
+            raise Unplannable
+        self.source.unless(same)
+
+    def take_captured(self, node: int, metadata: Any, cls: type) -> None:
+        """Read one of the nodes, a Variable that the function captures."""
+        source, name, value = self.source, self.nodes[node], self.source.fresh()
+        known = source.constant(cls), source.constant(metadata)
+        source.unless(f"type({name}) is {known[0]} and {name}._metadata is {known[1]}")
+        source.add(f"{value} = {name}._value")
+        self.leaves.append(value)
+
+    def compare_captures(self, watch: Watch) -> None:
+        """Compare what functions capture."""
+        source = self.source
+        conditions = watch.conditions(source.constant)
+        if conditions is None:
+            source.unless(f"{source.constant(watch.is_same)}()")
+        elif conditions:
+            source.add("try:")
+            source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
+            source.add("except (LookupError, ValueError, RuntimeError): return AGAIN")
+
+    def _take_function(self, name: str, x: types.FunctionType) -> None:
+        """Compare a function that reaches no object, and see that it still reaches none."""
+        if _classify.rule_of(x) is not _classify.STATIC:
+            raise Unplannable
+        self.source.unless(f"{name} is {self.source.constant(x)}")
+        if not is_settled(x):
+            self.compare_captures(Watch([x]))
+
+    def _take_bound(self, name: str, x: Any, *, numbers: bool) -> None:
+        """Compare a method or a partial function."""
+        source = self.source
+        source.unless(f"type({name}) is {source.constant(type(x))}")
+        if isinstance(x, types.MethodType):
+            parts = f"({name}.__func__, {name}.__self__)"
+            self.take_all(parts, [x.__func__, x.__self__], numbers=numbers)
+            return
+        source.unless(f"len({name}.args) == {len(x.args)}")
+        source.unless(f"[*{name}.keywords] == {source.constant([*x.keywords])}")
+        children = [x.func, *x.args, *x.keywords.values()]
+        self.take_all(
+            f"({name}.func, *{name}.args, *{name}.keywords.values())", children, numbers=False
+        )
+
+    def _take_variable(self, name: str, x: Any) -> None:
+        source, value = self.source, self.source.fresh()
+        cls, metadata = source.constant(type(x)), source.constant(x._metadata)
+        source.unless(f"type({name}) is {cls} and {name}._metadata is {metadata}")
+        self.add_node(name)
+        source.add(f"{value} = {name}._value")
+        if _classify.RULES.get(type(x._value)) in (_classify.LEAF, _classify.NUMBER):
+            self.leaves.append(value)  # what is no leaf, JAX takes for another structure
+        else:
+            self.take(value, x._value)
+
+    def _take_foreign(self, name: str, x: Any, kind: Kind) -> None:
+        """Compare a Variable of another library, or an object that is a dictionary within."""
+        source, held = self.source, self.source.fresh()
+        source.unless(f"type({name}) is {source.constant(type(x))}")
+        self.add_node(name)
+        if kind.is_variable and kind.cell is not None:
+            metadata, value = kind.cell.metadata(x), source.fresh()
+            source.add(f"{held} = {source.constant(kind.cell.metadata)}({name})")
+            source.unless(f"[*{held}] == {source.constant([*metadata])}")
+            values = source.constant([*metadata.values()])
+            source.unless(f"all(map(is_, {held}.values(), {values}))")
+            source.add(f"{value} = {source.constant(kind.cell.read)}({name})")
+            if _classify.RULES.get(type(kind.cell.read(x))) is not _classify.LEAF:
+                raise Unplannable
+            self.leaves.append(value)
+            return
+        attributes = kind.attributes(x)
+        if kind.is_variable or kind.is_root or kind.bookkeeping or type(attributes) is not dict:
+            raise Unplannable
+        source.add(f"{held} = {source.constant(kind.attributes)}({name})")
+        self._take_items(held, attributes, numbers=bool(kind.numbers))
+
+    def _take_items(self, name: str, x: dict[Any, Any], *, numbers: bool) -> None:
+        """Compare what a dictionary holds."""
+        source = self.source
+        types = {*map(type, x)}
+        if not types <= {str, int}:
+            raise Unplannable
+        source.unless(f"[*{name}] == {source.constant([*x])}")
+        if int in types:  # which equal others
+            source.unless(f"[*map(type, {name})] == {source.constant([*map(type, x)])}")
+        self.take_all(f"{name}.values()", [*x.values()], numbers=numbers)
+
+    def _take_object(self, name: str, x: Any, *, numbers: bool) -> None:
+        source, cls = self.source, type(x)
+        if not has_plain_attributes(x):
+            raise Unplannable
+        attributes = source.fresh()
+        source.unless(f"type({name}) is {source.constant(cls)}")
+        source.add(f"{attributes} = {name}.__dict__")
+        source.unless(f"[*{attributes}] == {source.constant([*vars(x)])}")
+        if _classify.RULES[cls] is _kinds.OBJECT:
+            self.add_node(name)
+        self.take_all(f"{attributes}.values()", [*vars(x).values()], numbers=numbers)
+
+    def _take_container(self, name: str, x: Any, *, numbers: bool) -> None:
+        source, cls = self.source, type(x)
+        known = cls.__name__ if cls in (list, dict, tuple) else source.constant(cls)
+        source.unless(f"type({name}) is {known} and len({name}) == {len(x)}")
+        if cls in (list, dict):
+            self.add_node(name)
+        if cls is dict:
+            self._take_items(name, x, numbers=numbers)
+        else:
+            self.take_all(name, [*x], numbers=numbers)
+
+    def _take_tree(self, name: str, x: Any, *, numbers: bool) -> None:
+        """Compare a State, a tuple or the like; JAX takes large ones apart, if it can."""
+        source, treedef = self.source, None
+        if type(x) is State:
+            self._take_state(name, x, numbers=numbers)
+            return
+        if not isinstance(x, tuple) or _is_large(x):
+            treedef = tree_of(x, leaf_types(numbers))
+        if treedef is not None:
+            leaves, found = source.fresh(), source.fresh()
+            source.names["flatten"] = jax.tree.flatten
+            source.add(f"{leaves}, {found} = flatten({name})")
+            source.unless(f"{found} == {source.constant(treedef)}")
+            source.unless(have_types(source, leaves, jax.tree.leaves(x), numbers=numbers))
+            self.add_leaves(leaves, treedef.num_leaves)
+        elif isinstance(x, tuple):
+            self._take_container(name, x, numbers=numbers)
+        elif _is_frozen(x) and not jax.tree.leaves(x):
+            source.unless(f"{name} is {source.constant(x)}")
+        else:
+            raise Unplannable
+
+    def _take_state(self, name: str, x: State, *, numbers: bool) -> None:
+        source, leaves, infos = self.source, self.source.fresh(), self.source.constant(x._source)
+        source.names["State"] = State
+        source.unless(f"type({name}) is State")
+        source.unless(f"{name}._source is {infos} or {name}._source == {infos}")
+        source.add(f"{leaves} = {name}._leaves")
+        source.unless(have_types(source, leaves, x.leaves, numbers=numbers))
+        if not {*map(type, x.leaves)} <= leaf_types(numbers):
+            raise Unplannable
+        self.add_leaves(leaves, len(x.leaves))
+
+    def take_all(self, expression: str, children: Sequence[Any], *, numbers: bool = True) -> None:
+        """Compare all children."""
+        source = self.source
+        if len(source.lines) > _LINES:
+            raise Unplannable
+        if not children:
+            return
+        runs = _runs(children, numbers=numbers) if len(children) >= _LONG else []
+        if not runs:
+            names = [source.fresh() for _ in children]
+            source.add(f"{', '.join(names)}, = {expression}")
+            for name, child in zip(names, children, strict=True):
+                self.take(name, child, numbers=numbers)
+            return
+        every = source.fresh()
+        source.add(f"{every} = [*{expression}]")
+        source.unless(f"len({every}) == {len(children)}")
+        at = 0
+        for start, end in [*runs, (len(children), len(children))]:
+            for i in range(at, start):
+                name = source.fresh()
+                source.add(f"{name} = {every}[{i}]")
+                self.take(name, children[i], numbers=numbers)
+            if start < end:
+                self._take_run(every, start, end, children, numbers=numbers)
+            at = end
+
+    def _take_run(
+        self, every: str, start: int, end: int, children: Sequence[Any], *, numbers: bool
+    ) -> None:
+        """Compare children of one form."""
+        source, name, rows = self.source, every, children[start:end]
+        if end - start < len(children):
+            name = source.fresh()
+            source.add(f"{name} = {every}[{start}:{end}]")
+        columns = Columns(source)
+        columns.take(name, rows, numbers=numbers)
+        self.add_nodes(columns.nodes, len(rows))
+        leaves = columns.join()
+        if leaves is not None:
+            self.add_leaves(leaves, len(columns.leaves) * len(rows))
+
+    def check_nodes(self, segments: Sequence[str]) -> None:
+        """Compare nodes with one another, and with what hangs on roots: all must be different."""
+        source = self.source
+        if len(self.nodes) == 1:
+            for segment in segments:
+                source.unless(f"id({self.nodes[0]}) not in {segment}.ids")
+        elif self.nodes:
+            # most often they are those of the last call
+            source.names["latest"] = [None]
+            source.add(f"ids = [{', '.join(self._ids)}]")
+            source.add("if ids != latest[0]:")
+            source.add("different = {*ids}", 2)
+            conditions = [f"len(different) == {len(self.nodes)}"]
+            conditions += [f"different.isdisjoint({segment}.ids)" for segment in segments]
+            source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
+            source.add("latest[0] = ids", 2)
+
+
+def _is_frozen(x: Any) -> bool:
+    parameters: Any = getattr(type(x), "__dataclass_params__", None)
+    return parameters is not None and parameters.frozen
+
+
+def _is_large(x: Any) -> bool:
+    """Tell whether JAX takes a tree apart faster than lines of Python."""
+    pending, seen = [x], 0
+    while pending and seen < _LARGE:
+        seen += 1
+        value = pending.pop()
+        if isinstance(value, tuple):
+            pending += cast("Iterable[Any]", value)
+    return seen >= _LARGE
+
+
+def _is_itself(x: Any) -> bool:
+    """Tell whether a static value is what it is for good, so that its identity is enough.
+
+    Functions of the user are not: they may reach an object one day.
+    """
+    if isinstance(x, (type, enum.Enum, np.dtype)):
+        return True
+    if isinstance(x, types.BuiltinFunctionType):
+        return isinstance(x.__self__, types.ModuleType)
+    function = getattr(x, "__wrapped__", x)
+    if isinstance(function, types.FunctionType):
+        return is_settled(function) and type(x).__module__.partition(".")[0] in _MAKERS
+    return _classify.RULES.get(type(x)) is _classify.STATIC and not callable(x)
+
+
+def _runs(children: Sequence[Any], *, numbers: bool) -> list[tuple[int, int]]:
+    """Return where long runs of children of one form start and end."""
+    forms = [form_of(child, numbers=numbers) for child in children]
+    found: list[tuple[int, int]] = []
+    start = 0
+    for end in range(1, len(forms) + 1):
+        if end == len(forms) or forms[end] is None or forms[end] != forms[start]:
+            if end - start >= _LONG and forms[start] is not None:
+                found.append((start, end))
+            start = end
+    return found
