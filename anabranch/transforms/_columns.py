@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.transforms._source import Source
@@ -75,119 +75,168 @@ def form_of(x: Any, *, numbers: bool, depth: int = _DEPTH) -> Hashable:
     return None if None in forms else (cls, names, forms)
 
 
+class Column(NamedTuple):
+    """Every so many elements of a list."""
+
+    name: str  # of the list
+    width: int  # of its rows
+    position: int
+
+    @property
+    def expression(self) -> str:
+        """The elements."""
+        whole = self.width == 1
+        return self.name if whole else f"{self.name}[{self.position}::{self.width}]"
+
+    def element(self, row: int) -> str:
+        """Return one of them."""
+        return f"{self.name}[{row * self.width + self.position}]"
+
+
+class Part(NamedTuple):
+    """What values in one place of a form hold, first to last."""
+
+    leaves: list[Column]
+    nodes: list[Column]
+
+
 class Columns:
     """Adds the lines that compare values of one form.
 
+    Where all that stands beside each other is of one kind, it is compared at once, row by row: then
+    what comes out last is the list of all arrays, in their order.
+
     Arguments:
-        source: where they go.
+        source: where the lines go.
+        name: of the variable that holds a list of the values.
+        rows: what it held when the plan was made.
+        numbers: whether Python numbers are leaves.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, name: str, rows: Sequence[Any], *, numbers: bool) -> None:
         self._source = source
         source.names.update(chain=chain.from_iterable, dict_values=dict[Any, Any].values)
-        self.leaves: list[str] = []  # the columns of arrays, in the order of a row
-        self.nodes: list[str] = []  # those of objects with identity
-        self.numbers: list[bool] = []  # whether Python numbers are leaves, by column
-        self._values: list[Sequence[Any]] = []
-
-    def take(self, name: str, rows: Sequence[Any], *, numbers: bool) -> None:
-        """Compare a column with what it was when the plan was made.
-
-        Arguments:
-            name: of the variable that holds the column.
-            rows: what it held.
-            numbers: whether Python numbers are leaves.
-        """
-        source, x = self._source, rows[0]
-        cls: Any = type(x)
-        rule = _classify.RULES.get(cls)
-        if rule is _classify.LEAF or (rule is _classify.NUMBER and numbers):
-            self.leaves.append(name)
-            self.numbers.append(numbers)
-            self._values.append(rows)
-            return
-        if cls in (float, complex):
-            self._compare_identities(name, rows)
-            return
-        source.unless(f"[*map(type, {name})] == {source.constant([cls] * len(rows))}")
-        if cls in _static.EXACT_BY_TYPE:
-            source.unless(f"[*{name}] == {source.constant([*rows])}")
-        elif rule is _kinds.VARIABLE:
-            self._take_variables(name, rows)
-        elif rule is _kinds.OBJECT or rule is _kinds.FROZEN:
-            self._take_objects(name, rows, numbers=numbers and rule is _kinds.FROZEN)
-        else:
-            self._take_containers(name, rows, numbers=numbers)
+        self.lists: list[str] = []  # of nodes
+        ((self.leaves, self.nodes),) = self._compare(name, rows, 1, numbers=numbers)
 
     def join(self) -> str | None:
-        """Add the lines that put all leaves in one list, row by row; return its name, if any."""
-        source, columns = self._source, self.leaves
+        """Return the name of a list of all leaves, row by row; None if there are none."""
+        columns = self.leaves
         if not columns:
             return None
-        leaves = columns[0]
-        if len(columns) > 1:
-            leaves = source.fresh()
-            source.add(f"{leaves} = [*chain(zip({', '.join(columns)}))]")
-        every = all(self.numbers)
-        if every == any(self.numbers):
-            values = [*chain.from_iterable(zip(*self._values, strict=True))]
-            source.unless(have_types(source, leaves, values, numbers=every))
-        else:
-            for column, values, numbers in zip(columns, self._values, self.numbers, strict=True):
-                source.unless(have_types(source, column, values, numbers=numbers))
-        return leaves
+        name, width, _ = columns[0]
+        if columns == [Column(name, width, i) for i in range(width)]:
+            return name
+        joined = self._source.fresh()
+        parts = ", ".join([column.expression for column in columns])
+        self._source.add(f"{joined} = [*chain(zip({parts}))]")
+        return joined
 
-    def _compare_identities(self, name: str, rows: Sequence[Any]) -> None:
-        self._source.unless(f"all(map(is_, {name}, {self._source.constant([*rows])}))")
+    def _compare(
+        self, name: str, values: Sequence[Any], width: int, *, numbers: bool
+    ) -> list[Part]:
+        """Compare rows of values.
 
-    def _take_variables(self, name: str, rows: Sequence[Any]) -> None:
-        source, metadata, values = self._source, self._source.fresh(), self._source.fresh()
-        self.nodes.append(name)
-        source.add(f"{metadata} = [v._metadata for v in {name}]")
-        self._compare_identities(metadata, [x._metadata for x in rows])
-        source.add(f"{values} = [v._value for v in {name}]")
-        self.take(values, [x._value for x in rows], numbers=True)
+        Arguments:
+            name: of a list of them.
+            values: what it held.
+            width: of the rows.
+            numbers: whether Python numbers are leaves.
 
-    def _take_objects(self, name: str, rows: Sequence[Any], *, numbers: bool) -> None:
-        source, attributes = self._source, self._source.fresh()
-        if _classify.RULES[type(rows[0])] is _kinds.OBJECT:
-            self.nodes.append(name)
-        source.add(f"{attributes} = [x.__dict__ for x in {name}]")
-        self._take_attributes(attributes, [*map(vars, rows)], numbers=numbers)
+        Returns:
+            What is in each place of a row.
+        """
+        source, row = self._source, values[:width]
+        columns = [Column(name, width, i) for i in range(width)]
+        if all(_is_leaf(x, numbers=numbers) for x in row):
+            source.unless(have_types(source, name, values, numbers=numbers))
+            return [Part([column], []) for column in columns]
+        for kind in (_kinds.OBJECT, _kinds.FROZEN, _kinds.DICT):
+            if all(_classify.RULES.get(type(x)) is kind for x in row):
+                numbers = numbers and kind is not _kinds.OBJECT
+                return self._compare_attributes(columns, values, kind, numbers=numbers)
+        if width == 1:
+            return [self._compare_column(name, values, numbers=numbers)]
+        found: list[Part] = []
+        for column in columns:
+            part = source.fresh()
+            source.add(f"{part} = {column.expression}")
+            found += self._compare(part, values[column.position :: width], 1, numbers=numbers)
+        return found
 
-    def _take_containers(self, name: str, rows: Sequence[Any], *, numbers: bool) -> None:
-        cls = type(rows[0])
-        if cls in (list, dict):
-            self.nodes.append(name)
-        if cls is dict:
-            self._take_attributes(name, rows, numbers=numbers)
-        else:
-            self._source.unless(f"{{*map(len, {name})}} == {self._source.constant({len(rows[0])})}")
-            self._split(name, rows, numbers=numbers)
+    def _compare_attributes(
+        self, columns: Sequence[Column], values: Sequence[Any], kind: Any, *, numbers: bool
+    ) -> list[Part]:
+        """Compare rows of dictionaries, or of objects with attributes."""
+        source, name = self._source, columns[0].name
+        source.unless(f"[*map(type, {name})] == {source.constant([*map(type, values)])}")
+        attributes, held = name, [x if kind is _kinds.DICT else vars(x) for x in values]
+        if kind is not _kinds.DICT:
+            attributes = source.fresh()
+            source.add(f"{attributes} = [x.__dict__ for x in {name}]")
+        source.unless(f"[*map(len, {attributes})] == {source.constant([*map(len, held)])}")
+        source.unless(f"[*chain({attributes})] == {source.constant([*chain.from_iterable(held)])}")
+        sizes = [len(part) for part in held[: len(columns)]]
+        children = [x for part in held for x in part.values()]
+        parts = self._split(
+            f"map(dict_values, {attributes})", children, sum(sizes), numbers=numbers
+        )
+        if kind is not _kinds.FROZEN:
+            self.lists.append(name)
+        found: list[Part] = []
+        for column, size in zip(columns, sizes, strict=True):
+            own, parts = parts[:size], parts[size:]
+            nodes = [] if kind is _kinds.FROZEN else [column]
+            leaves = [leaf for part in own for leaf in part.leaves]
+            found.append(Part(leaves, nodes + [node for part in own for node in part.nodes]))
+        return found
 
-    def _take_attributes(self, name: str, rows: Sequence[dict[str, Any]], *, numbers: bool) -> None:
-        """Compare a column of dictionaries."""
+    def _split(
+        self, expression: str, children: Sequence[Any], width: int, *, numbers: bool
+    ) -> list[Part]:
+        """Compare what containers hold."""
         source = self._source
-        if not rows[0]:
-            source.unless(f"not any({name})")
-            return
-        # as no dictionary has a name twice, all names together tell how many each of them has
-        source.unless(f"[*chain({name})] == {source.constant([*rows[0]] * len(rows))}")
-        self._split(f"map(dict_values, {name})", [[*row.values()] for row in rows], numbers=numbers)
-
-    def _split(self, expression: str, rows: Sequence[Sequence[Any]], *, numbers: bool) -> None:
-        """Compare columns of containers, element by element of the containers."""
-        source, width = self._source, len(rows[0])
         if not width:
-            return
+            return []
         every = source.fresh()
         source.add("try:")
         source.add(f"{every} = [*chain({expression})]", 2)
         source.add("except RuntimeError: return AGAIN")  # somebody is writing one
-        source.unless(f"len({every}) == {width * len(rows)}")
-        for i, column in enumerate(zip(*rows, strict=True)):
-            name = every
-            if width > 1:
-                name = source.fresh()
-                source.add(f"{name} = {every}[{i}::{width}]")
-            self.take(name, column, numbers=numbers)
+        source.unless(f"len({every}) == {len(children)}")
+        return self._compare(every, children, width, numbers=numbers)
+
+    def _compare_column(self, name: str, values: Sequence[Any], *, numbers: bool) -> Part:
+        """Compare values that are no leaves, and have no names."""
+        source, x = self._source, values[0]
+        cls: Any = type(x)
+        if cls in (float, complex):
+            self._compare_identities(name, values)
+            return Part([], [])
+        source.unless(f"[*map(type, {name})] == {source.constant([*map(type, values)])}")
+        if cls in _static.EXACT_BY_TYPE:
+            source.unless(f"[*{name}] == {source.constant([*values])}")
+            return Part([], [])
+        own = Column(name, 1, 0)
+        if _classify.RULES.get(cls) is _kinds.VARIABLE:
+            metadata, arrays = source.fresh(), source.fresh()
+            source.add(f"{metadata} = [v._metadata for v in {name}]")
+            self._compare_identities(metadata, [x._metadata for x in values])
+            source.add(f"{arrays} = [v._value for v in {name}]")
+            parts = self._compare(arrays, [x._value for x in values], 1, numbers=True)
+        else:
+            source.unless(f"[*map(len, {name})] == {source.constant([*map(len, values)])}")
+            children = [*chain.from_iterable(values)]
+            parts = self._split(name, children, len(x), numbers=numbers)
+        nodes = [node for part in parts for node in part.nodes]
+        if cls is not tuple and _classify.RULES.get(cls) is not _kinds.TUPLE:
+            self.lists.append(name)
+            nodes = [own, *nodes]
+        return Part([leaf for part in parts for leaf in part.leaves], nodes)
+
+    def _compare_identities(self, name: str, values: Sequence[Any]) -> None:
+        self._source.unless(f"all(map(is_, {name}, {self._source.constant([*values])}))")
+
+
+def _is_leaf(x: Any, *, numbers: bool) -> bool:
+    rule = _classify.RULES.get(type(x))
+    return rule is _classify.LEAF or (rule is _classify.NUMBER and numbers)

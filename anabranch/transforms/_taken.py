@@ -90,10 +90,10 @@ class Arguments:
         self.nodes.append(name)
         self._ids.append(f"id({name})")
 
-    def add_nodes(self, columns: Sequence[str], count: int) -> None:
+    def add_nodes(self, columns: Columns, count: int) -> None:
         """Add objects with identity that stand in columns, row by row."""
-        self.nodes += [f"{column}[{i}]" for i in range(count) for column in columns]
-        self._ids += [f"*map(id, {column})" for column in columns]
+        self.nodes += [column.element(row) for row in range(count) for column in columns.nodes]
+        self._ids += [f"*map(id, {name})" for name in columns.lists]
 
     def add_leaves(self, name: str, count: int) -> None:
         """Add all elements of a list."""
@@ -299,9 +299,8 @@ class Arguments:
         if end - start < len(children):
             name = source.fresh()
             source.add(f"{name} = {every}[{start}:{end}]")
-        columns = Columns(source)
-        columns.take(name, rows, numbers=numbers)
-        self.add_nodes(columns.nodes, len(rows))
+        columns = Columns(source, name, rows, numbers=numbers)
+        self.add_nodes(columns, len(rows))
         leaves = columns.join()
         if leaves is not None:
             self.add_leaves(leaves, len(columns.leaves) * len(rows))

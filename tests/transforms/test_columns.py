@@ -53,6 +53,11 @@ def layer(i: int) -> Point:
     return Point([linear, norm, (jnp.ones(2), i % 2 == 0)], Frame(3, jnp.full((), float(i))))
 
 
+def pair(i: int) -> Point:
+    one, other = Point(jnp.full(2, float(i)), jnp.ones(())), Point(jnp.ones(3), jnp.full((), 2.0))
+    return Point(one, Point(other, Frame(1, jnp.ones(()))))
+
+
 def world() -> list[Any]:
     """Return arguments of all forms."""
     layers: list[Any] = [layer(i) for i in range(LAYERS)]
@@ -64,6 +69,11 @@ def world() -> list[Any]:
         (moments, (), None, Moments(jnp.ones(()), (jnp.ones(2), jnp.zeros(2)))),
         ab.State.from_dict({"w": [jnp.ones(2), jnp.ones(())], "b": jnp.zeros(2)}),
         {f"k{i}": [jnp.ones(()), 2.0] for i in range(LAYERS)},
+        [
+            Point(Point(*[jnp.full(2, float(i))] * 2), Point(jnp.ones(()), jnp.ones(2)))
+            for i in range(LAYERS)
+        ]
+        + [pair(i) for i in range(LAYERS)],
     ]
 
 
@@ -232,7 +242,7 @@ def test_random_writes_between_calls_are_seen(seed):
             args, history = world(), []
 
 
-@pytest.mark.parametrize("i", range(5))
+@pytest.mark.parametrize("i", range(6))
 @pytest.mark.parametrize("seed", range(2))
 def test_one_write_to_a_followed_argument_is_seen(i, seed):
     rng = random.Random(1000 * i + seed)
@@ -249,7 +259,7 @@ def test_one_write_to_a_followed_argument_is_seen(i, seed):
         assert same(jitted(*args), look(*args)), history
 
 
-@pytest.mark.parametrize("i", range(5))
+@pytest.mark.parametrize("i", range(6))
 def test_calls_are_not_walked(i, monkeypatch):
     walks = Walks(monkeypatch)
     jitted = ab.jit(look)
@@ -263,6 +273,23 @@ def test_calls_are_not_walked(i, monkeypatch):
         other = world()[i]
         assert walks.of(jitted, other) == 0  # nothing else is tied to the objects
         assert same(jitted(other), look(other))
+
+
+def test_an_attribute_that_moves_to_the_next_object_is_seen():
+    """All names together are then what they were."""
+    model = Point([Point(Point(jnp.ones(2), jnp.ones(())), Point(1, 2)) for _ in range(LAYERS)])
+    for one in model.x:
+        del one.y.x, one.y.y
+        one.y.z = jnp.full(2, 3.0)
+    jitted = ab.jit(look)
+    for _ in range(4):
+        assert same(jitted(model), look(model))
+    assert jitted._followers
+    one = model.x[5]
+    moved = one.x.__dict__.pop("y")
+    one.y.__dict__ = {"y": moved, **vars(one.y)}
+    for _ in range(2):
+        assert same(jitted(model), look(model))
 
 
 def test_nothing_is_kept_alive():
