@@ -18,13 +18,12 @@ from anabranch.graph._build import build
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._state import State
 from anabranch.transforms._box import Report
-from anabranch.transforms._trees import is_structure, static_at
+from anabranch.transforms._trees import TREE_KINDS, is_structure, static_at
 from anabranch.transforms._watch import Unplannable
 
 _new_tuple: Any = tuple.__new__
 _SHORT = 64  # containers, and leaves, that are written as an expression
-_TREES = frozenset({_kinds.TUPLE, _kinds.PYTREE})
-_VALUES = _TREES | {_kinds.FROZEN}
+_VALUES = TREE_KINDS | {_kinds.FROZEN}
 
 Resolve = Callable[[int], Any]
 """From the index of an entry to the object of this call."""
@@ -228,7 +227,7 @@ _EMPTY = _static.encode(())
 
 def _is_tree(entry: Entry) -> bool:
     """Tell whether JAX puts an entry together as it was."""
-    return entry.kind in _TREES and all(
+    return entry.kind in TREE_KINDS and all(
         type(edge) is int or is_structure(edge) for edge in entry.edges
     )
 

@@ -124,11 +124,7 @@ class Arguments:
 
     def take_captured(self, node: int, metadata: Any, cls: type) -> None:
         """Read one of the nodes, a Variable that the function captures."""
-        source, name, value = self.source, self.nodes[node], self.source.fresh()
-        known = source.constant(cls), source.constant(metadata)
-        source.unless(f"type({name}) is {known[0]} and {name}._metadata is {known[1]}")
-        source.add(f"{value} = {name}._value")
-        self.leaves.append(value)
+        self.leaves.append(self._read_variable(self.nodes[node], metadata, cls))
 
     def compare_captures(self, watch: Watch) -> None:
         """Compare what functions capture."""
@@ -165,15 +161,20 @@ class Arguments:
         )
 
     def _take_variable(self, name: str, x: Any) -> None:
-        source, value = self.source, self.source.fresh()
-        cls, metadata = source.constant(type(x)), source.constant(x._metadata)
-        source.unless(f"type({name}) is {cls} and {name}._metadata is {metadata}")
         self.add_node(name)
-        source.add(f"{value} = {name}._value")
+        value = self._read_variable(name, x._metadata, type(x))
         if _classify.RULES.get(type(x._value)) in (_classify.LEAF, _classify.NUMBER):
             self.leaves.append(value)  # what is no leaf, JAX takes for another structure
         else:
             self.take(value, x._value)
+
+    def _read_variable(self, name: str, metadata: Any, cls: type) -> str:
+        """Compare a Variable, and return the name of its value."""
+        source, value = self.source, self.source.fresh()
+        known = source.constant(cls), source.constant(metadata)
+        source.unless(f"type({name}) is {known[0]} and {name}._metadata is {known[1]}")
+        source.add(f"{value} = {name}._value")
+        return value
 
     def _take_foreign(self, name: str, x: Any, kind: Kind) -> None:
         """Compare a Variable of another library, or an object that is a dictionary within."""
@@ -182,6 +183,8 @@ class Arguments:
         self.add_node(name)
         if kind.is_variable and kind.cell is not None:
             metadata, value = kind.cell.metadata(x), source.fresh()
+            if type(metadata) is not dict:
+                raise Unplannable
             source.add(f"{held} = {source.constant(kind.cell.metadata)}({name})")
             source.unless(f"[*{held}] == {source.constant([*metadata])}")
             values = source.constant([*metadata.values()])

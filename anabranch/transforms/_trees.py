@@ -19,7 +19,7 @@ from anabranch.graph._leaf_info import LeafInfos
 from anabranch.transforms._spine import are_arrays
 
 _NONE = _static.encode(None)
-_VALUES = frozenset({_kinds.TUPLE, _kinds.PYTREE})
+TREE_KINDS = frozenset({_kinds.TUPLE, _kinds.PYTREE})
 
 
 class TreePlace(NamedTuple):
@@ -66,7 +66,7 @@ def tree_of(x: Any, leaf_types: Collection[type]) -> Any:
         kind = _classify.RULES.get(type(value))
         if isinstance(kind, Kind):
             extra, _, children = kind.open(value)
-            if kind not in _VALUES or not _is_exact(kind, extra):
+            if kind not in TREE_KINDS or not _is_exact(kind, extra):
                 return None
             pending += children
         elif value is not None and type(value) not in leaf_types:
@@ -93,7 +93,7 @@ def tree_entries(entries: Entries, edge: Edge) -> list[int] | None:
     while pending:
         index = pending.pop()
         entry = entries(index)
-        if entry.kind not in _VALUES or not _is_exact(entry.kind, entry.extra):
+        if entry.kind not in TREE_KINDS or not _is_exact(entry.kind, entry.extra):
             return None
         found.append(index)
         for child in entry.edges:

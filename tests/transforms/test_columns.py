@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import anabranch as ab
-from tests.transforms.plan_worlds import Frozen, OtherPoint, Point, Walks
+from tests.transforms.plan_worlds import Frozen, OtherPoint, Point, Walks, children_of
 
 LAYERS = 12
 
@@ -91,15 +91,13 @@ def look(*args: Any) -> tuple[str, Any]:
             text.append(f"array{x.shape}{x.dtype}")
             total = total + len(text) * x.astype(float).sum()
             return
-        children: Any = None
+        children = children_of(x)
         if isinstance(x, ab.Variable):
-            numbers, children = True, [("value", x.value), *x.get_metadata().items()]
-        elif isinstance(x, (Point, Frozen)):
-            numbers, children = numbers and isinstance(x, Frozen), vars(x).items()
+            numbers = True
+        elif isinstance(x, Point):
+            numbers = False
         elif isinstance(x, ab.State):
-            children = zip(x.paths, jax.tree.leaves(x), strict=True)
-        elif isinstance(x, (list, tuple, dict)):
-            children = x.items() if isinstance(x, dict) else enumerate(x)
+            children = [*zip(x.paths, jax.tree.leaves(x), strict=True)]
         if children is None:
             text.append(f"{type(x).__name__}:{x!r}")
             return
