@@ -4,10 +4,14 @@ Every call makes a new function, inner ones included, as JAX and anabranch keep 
 traced. Both sides then trace the same
 operations; what differs is what the objects cost, and that our frames make the Python stack deeper:
 JAX records it for every operation.
+
+How deep the stack is when a trace begins decides where a chunk of the memory for frames ends, and
+that may decide about a third of the time. So every call begins some frames deeper than the last.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,6 +25,7 @@ from benchmarks.models import Library
 from benchmarks.rows import adam
 
 LAYERS = 24
+FRAMES = range(0, 26, 2)
 
 
 class Program(NamedTuple):
@@ -59,14 +64,26 @@ def first_result(jit: Callable[[Any], Any], function: Any, arguments: tuple[Any,
     jax.block_until_ready(jit(lambda *a: function(*a))(*arguments))  # noqa: PLW0108
 
 
+def _at_all_depths(call: Callable[[], None]) -> Step:
+    frames = itertools.cycle(FRAMES)
+    return Step(lambda: _below(next(frames), call))
+
+
+def _below(frames: int, call: Callable[[], None]) -> None:
+    if frames:
+        _below(frames - 1, call)
+    else:
+        call()
+
+
 def _makers(program: Program, use: Callable[..., None]) -> dict[str, Callable[[], Step]]:
     def objects(library: Library, jit: Callable[[Any], Any]) -> Step:
         nodes, rest = program.make(library)
-        return Step(lambda: use(jit, program.function(library), (*nodes, *rest)))
+        return _at_all_depths(lambda: use(jit, program.function(library), (*nodes, *rest)))
 
     def bare() -> Step:
         arguments = program.bare_arguments()
-        return Step(lambda: use(jax.jit, program.bare, arguments))
+        return _at_all_depths(lambda: use(jax.jit, program.bare, arguments))
 
     return {
         OURS: lambda: objects(models.ours(), ab.jit),
