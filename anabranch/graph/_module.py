@@ -184,14 +184,19 @@ def empty_modules(classes: Sequence[type[Module]]) -> list[Module]:
     return modules
 
 
-def tell_of_write(module: Module) -> None:
-    """Say that the structure of a Module was written."""
+def tell_of_write(module: Module, name: str | None = None) -> None:
+    """Say that the structure of a Module was written.
+
+    Arguments:
+        module: the Module.
+        name: of an attribute, if nothing but its value was replaced; see `tell`.
+    """
     if type(_token_of(module)) is weakref.ref:
         return  # of a trace: nobody watches it, and no walk that matters meets it
     STRUCTURE.stamp = object()
     watchers = _watchers_of(module)
     if watchers is not None:
-        tell(watchers)
+        tell(watchers, None if name is None else (id(module), name))
 
 
 @functools.cache

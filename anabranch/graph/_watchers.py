@@ -20,7 +20,7 @@ from __future__ import annotations
 import operator
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 
@@ -30,6 +30,8 @@ class Watcher:
     def __init__(self) -> None:
         self.fresh = True
         """Whether none of them has been written since."""
+        self.loose: Collection[tuple[int, str]] = ()
+        """The attributes that it reads itself: the id of a Module, and a name."""
 
 
 class Memory:
@@ -121,11 +123,17 @@ def watch(modules: Iterable[Any], watcher: Watcher) -> None:
             watchers.append(ref)
 
 
-def tell(watchers: Watchers) -> None:
-    """Tell those who watch a Module that it was written."""
+def tell(watchers: Watchers, attribute: tuple[int, str] | None = None) -> None:
+    """Tell those who watch a Module that it was written.
+
+    Arguments:
+        watchers: of the Module.
+        attribute: the id of the Module and a name, if nothing but the value of an attribute was
+            replaced; those who read that one themselves are not told.
+    """
     for ref in [*watchers]:  # a copy: another thread may begin to watch
         watcher = ref()
-        if watcher is not None:
+        if watcher is not None and (attribute is None or attribute not in watcher.loose):
             watcher.fresh = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any
 
@@ -44,10 +44,13 @@ class Access:
 
     def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Write them."""
+        deque(self.writing(variables, values), 0)
+
+    def writing(self, variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+        """Return what writes one each time that it is asked for the next."""
         if self.one is None:
-            deque(map(_call, self.setters, variables, values), 0)
-        else:
-            deque(map(self.one.write, variables, values), 0)
+            return map(_call, self.setters, variables, values)
+        return map(self.one.write, variables, values)
 
     def watched(self, variables: Sequence[Any]) -> Iterable[Any]:
         """Return those that tell of writes."""

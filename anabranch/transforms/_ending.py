@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Protocol
 
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._plan import Plan
+from anabranch.transforms._result import Result
 from anabranch.transforms._segment import Segment
 from anabranch.transforms._source import Source
-from anabranch.transforms._taken import Arguments
+from anabranch.transforms._spine import are_arrays
+from anabranch.transforms._taken import Arguments, split_name
 from anabranch.transforms._watch import Unplannable
-from anabranch.transforms._writer import Writer, holder_of, read_cell
+from anabranch.transforms._writer import Put, Writer
 
 _FEW = 4  # objects that are named one by one; more are picked in one call
 
@@ -26,6 +29,7 @@ class Beginning(Protocol):
     source: Source
     places: list[str]  # where each leaf is
     inputs: list[str]  # how they are given to the compiled function
+    trees: dict[tuple[int, int], str]  # see `Reading`
 
 
 class Ending:
@@ -39,7 +43,7 @@ class Ending:
     def __init__(self, beginning: Beginning, arguments: Arguments) -> None:
         self.plan, self.segments, self.arguments = beginning.plan, beginning.segments, arguments
         self.writer, self.source = beginning.writer, beginning.source
-        self.places, self.inputs = beginning.places, beginning.inputs
+        self.places, self.inputs, self.trees = beginning.places, beginning.inputs, beginning.trees
         self.written: dict[int, list[int]] = {}  # the Variables that are remembered, by segment
         self.loose: list[int] = []  # those that somebody else may remember
         self.access = access = self.writer.access
@@ -48,17 +52,17 @@ class Ending:
                 number = self._owner(index)
                 (self.loose if number < 0 else self.written.setdefault(number, [])).append(i)
         names = self.source.names
-        names.update(call=operator.call, getters=access.getters, setters=access.setters)
+        names.update(call=operator.call, getters=access.getters, join=chain, setters=access.setters)
         if access.one is not None:
             names.update(get_value=access.one.read, set_value=access.one.write)
 
     def add(self) -> None:
         """Add the lines."""
         writer = self.writer
-        if writer.trees or len(writer.cells) > 1 or (writer.cells and writer.indices):
-            self._write_in_full()
-        elif writer.cells:
-            self._write_cell()
+        if len(writer.puts) == 1 and writer.are_arrays and not writer.indices:
+            self._put_array()
+        elif writer.puts:
+            self._write_and_put()
         elif len(writer.indices) > _FEW:
             self._write_many()
         elif writer.indices:
@@ -83,38 +87,94 @@ class Ending:
             self._write_together(f"({', '.join(variables)})")
 
     def _write_many(self) -> None:
-        writer, source = self.writer, self.source
-        owners = [self._owner(index) for index in writer.indices]
+        self._list_written()
+        self.source.add("with COMMIT:")
+        self._check_written()
+        self._write_together("written")
+
+    def _list_written(self) -> None:
+        """List the Variables that are written, and what was read of them."""
+        source, writer = self.source, self.writer
+        keys = [
+            (self._owner(index), split_name(self.places[leaf])[0])
+            for index, leaf in zip(writer.indices, writer.replaced, strict=True)
+        ]
         runs: list[tuple[str, str]] = []
         start = 0
-        for end in range(1, len(owners) + 1):
-            if end == len(owners) or owners[end] != owners[start]:
-                runs.append(self._run(owners[start], start, end))
+        for end in range(1, len(keys) + 1):
+            if end == len(keys) or keys[end] != keys[start]:
+                runs.append(self._run(*keys[start], start, end))
                 start = end
         joined = [
             parts[0] if len(parts) == 1 else f"({', '.join([f'*{part}' for part in parts])},)"
             for parts in zip(*runs, strict=True)
         ]
         source.add(f"written, old = {', '.join(joined)}")
-        source.add("with COMMIT:")
+
+    def _check_written(self) -> None:
         if self.access.is_own:
             now = "[v._value for v in written]"
         else:
             now = f"map({'call, getters' if self.access.one is None else 'get_value'}, written)"
-        source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
-        self._write_together("written")
+        self.source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
 
-    def _write_together(self, variables: str) -> None:
+    def _write_and_put(self) -> None:
+        """Put trees, or several arrays, in their places; Variables may be written, too."""
+        writer, source = self.writer, self.source
+        inputs = f"[{', '.join(self.inputs)}]"
+        passed = [self.places[leaf] for leaf in writer.passed]
+        if passed:  # which may be numbers in another call
+            source.names["are_arrays"] = are_arrays
+            source.add(f"if not are_arrays(({', '.join([*passed, ''])})):")
+            source.add(f"return finish(plan, {inputs}, args, kwargs, report, groups)", 2)
+        source.add(f"placed = {self._built(writer.placed)}")
+        source.add(f"objects = ({', '.join([*map(self._object, writer.holders), ''])})")
+        source.add("holders = writer.places(objects)")
+        before = [self._put_before(put) for put in writer.puts]
+        source.add(f"before = ({', '.join([*before, ''])})")
+        if writer.indices:
+            self._list_written()
+        source.add("with COMMIT:")
+        if writer.indices:
+            self._check_written()
+        source.add("writer.check(holders, before)", 2)
+        self._write_together("written" if writer.indices else None, puts=True)
+
+    def _put_before(self, put: Put) -> str:
+        """Return the name of what was in a place."""
+        if put.old < 0:
+            return self.places[~put.old]
+        name = self.trees.get((put.entry, put.position))
+        if name is not None:
+            return name
+        children = self.arguments.children.get(self._object(put.entry))
+        if not children:
+            raise Unplannable  # it is read by columns
+        return children[put.position]
+
+    def _write_together(self, variables: str | None, *, puts: bool = False) -> None:
         """Write in one call in C, so that nothing can come between two of them."""
         source = self.source
-        source.add(f"new = {self._outputs()}", 2)
+        if variables is not None:
+            source.add(f"new = {self._outputs()}", 2)
+        if puts and self.writer.told:
+            source.add("writer.tell(objects)", 2)
         source.add("COMMITS.begun += 1", 2)
         source.add("try:", 2)
         self._forget(3)
         write = "call, setters" if self.access.one is None else "set_value"
-        source.add(f"deque(map({write}, {variables}, new), 0)", 3)
+        written = "" if variables is None else f"map({write}, {variables}, new)"
+        if puts:
+            written = f"join(writer.putting(holders, placed), {written})"
+        source.add(f"deque({written}, 0)", 3)
         self._remember(3)
+        if puts:  # a Variable can always be written
+            source.add("except BaseException:", 2)
+            source.add("writer.put_back(holders, before)", 3)
+            source.add("raise", 3)
         source.add("finally:", 2)
+        if puts and self.writer.told:
+            source.add("writer.tell(objects)", 3)
         source.add("COMMITS.ended = COMMITS.begun", 3)
 
     def _forget(self, depth: int) -> None:
@@ -153,64 +213,49 @@ class Ending:
             source.add(f"k{number}.values = m{number}", depth)
             source.add(f"if k{number}.beside: k{number}.drop_beside()", depth)
 
-    def _write_in_full(self) -> None:
-        """Write things of several kinds, which takes an undo log."""
-        writer = self.writer
-        written = [self._object(index) for index in writer.indices]
-        places = {write.entry for write in (*writer.cells, *writer.trees)}
-        variables = f"({', '.join(written)}{',' if written else ''})"
-        inputs, resolve = f"[{', '.join(self.inputs)}]", self._resolver(places)
-        source = self.source
-        source.add("with COMMIT:")
-        for number in self.written:  # it makes all forget who remember what is written
-            source.add(f"k{number} = s{number}.memory", 2)
-            source.add(f"m{number} = k{number}.values", 2)
-        source.add(f"done = writer.write({variables}, {resolve}, {inputs}, out)", 2)
-        if self.written:
-            source.add(f"new = {self._outputs()}", 2)
-            source.add("if done:", 2)
-            self._remember(3)
-        source.add(f"if not done: return finish(plan, {inputs}, args, kwargs, report, groups)")
-
     def _resolver(self, indices: Iterable[int]) -> str:
         """Return an expression for what finds some objects by their indices."""
         objects = [f"{index}: {self._object(index)}" for index in sorted(indices)]
         return f"{{{', '.join(objects)}}}.__getitem__"
 
-    def _write_cell(self) -> None:
-        """Write one array that is an attribute or an element."""
-        source = self.source
-        (write,) = self.writer.cells
-        if write.source >= 0:
+    def _put_array(self) -> None:
+        """Put one array in a place."""
+        source, writer = self.source, self.writer
+        (put,), (index,), (key,) = writer.puts, writer.holders, writer.keys
+        (new,) = writer.placed.leaves
+        if new >= 0:
             raise Unplannable
-        key = source.constant(self.writer.key(write))
-        source.names.update(holder_of=holder_of, read_cell=read_cell)
-        source.add(f"holder = holder_of({self._object(write.entry)})")
+        name = source.constant(key)
+        source.add(f"(holder,) = {source.constant(writer.places)}(({self._object(index)},))")
         source.add("with COMMIT:")
-        source.add(
-            f"if read_cell(holder, {key}) is not {self.places[write.leaf]}:"
-            f" raise writer.changed({write.entry})",
-            2,
-        )
-        source.add(f"holder[{key}] = {self._value(write.source)}", 2)
+        source.add(f"try: same = holder[{name}] is {self.places[~put.old]}", 2)
+        source.add("except LookupError: same = False", 2)
+        source.add(f"if not same: raise writer.changed({index})", 2)
+        source.add(f"holder[{name}] = {self._value(new)}", 2)
 
-    def _run(self, number: int, start: int, end: int) -> tuple[str, str]:
-        """Return the Variables of one segment that are written, and what was read of them."""
-        writer = self.writer
-        indices, leaves = writer.indices[start:end], writer.replaced[start:end]
-        if number < 0 or len(indices) <= _FEW:
+    def _run(self, number: int, leaves: str, start: int, end: int) -> tuple[str, str]:
+        """Return some Variables that are written, and what was read of them.
+
+        Arguments:
+            number: of the segment that all of them belong to.
+            leaves: the list that all of them were read into, empty if there is none.
+            start: the first one.
+            end: after the last one.
+        """
+        indices = self.writer.indices[start:end]
+        names = [self.places[leaf] for leaf in self.writer.replaced[start:end]]
+        if number < 0 or len(indices) <= _FEW or not leaves:
             objects = ", ".join([self._object(index) for index in indices])
-            return f"({objects},)", f"({', '.join([self.places[leaf] for leaf in leaves])},)"
+            return f"({objects},)", f"({', '.join(names)},)"
         segment = self.segments[number]
-        first = self.places.index(f"x{number}[0]")
-        own = [segment.objects[index] for index in indices]
-        if [*map(id, own)] == [*map(id, segment.variables)] and leaves == [
-            *range(first, first + len(own))
-        ]:
-            return f"s{number}.variables", f"x{number}"
+        at = [split_name(name)[1] for name in names]
+        if leaves == f"x{number}" and at == [*range(len(segment.variables))]:
+            own = [segment.objects[index] for index in indices]
+            if [*map(id, own)] == [*map(id, segment.variables)]:
+                return f"s{number}.variables", leaves
         pick = self.source.constant(operator.itemgetter(*indices))
-        pick_old = self.source.constant(operator.itemgetter(*[leaf - first for leaf in leaves]))
-        return f"{pick}(s{number}.objects)", f"{pick_old}(x{number})"
+        pick_old = self.source.constant(operator.itemgetter(*at))
+        return f"{pick}(s{number}.objects)", f"{pick_old}({leaves})"
 
     def _outputs(self) -> str:
         return self._values(self.writer.sources)
@@ -246,22 +291,24 @@ class Ending:
         return self.places[place] if place >= 0 else f"out[{~place}]"
 
     def _return(self) -> None:
-        result, source = self.writer.result, self.source
-        if result.constant is not None:
-            value = source.constant(result.constant[0])
-        elif result.items is not None and result.treedef is None:
-            items = ", ".join(map(self._value, result.items))
-            value = f"({items},)" if result.is_tuple else items
-        else:
-            written = result.expression(self._value, self._object, source.constant)
-            value = written or self._make_result()
-        source.add(f"return {value}")
-
-    def _make_result(self) -> str:
         result = self.writer.result
+        if result.items is not None and result.treedef is None and not result.is_tuple:
+            self.source.add(f"return {self._value(result.items[0])}")
+        else:
+            self.source.add(f"return {self._built(result)}")
+
+    def _built(self, result: Result) -> str:
+        """Return an expression for something that the function has made."""
+        source = self.source
+        if result.constant is not None:
+            return source.constant(result.constant[0])
+        if result.items is not None and result.is_tuple:
+            return f"({', '.join([*map(self._value, result.items), ''])})"
+        written = result.expression(self._value, self._object, source.constant)
+        if written is not None:
+            return written
         if result.items is not None:
             leaves = self._values(result.items, exactly=True)
-            return f"{self.source.constant(result.treedef.unflatten)}({leaves})"
-        self.source.names["make_result"] = result.make
-        resolve = self._resolver(result.objects)
-        return f"make_result([{', '.join(self.inputs)}], out, {resolve})"
+            return f"{source.constant(result.treedef.unflatten)}({leaves})"
+        make = source.constant(result.make)
+        return f"{make}([{', '.join(self.inputs)}], out, {self._resolver(result.objects)})"

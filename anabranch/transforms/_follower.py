@@ -37,14 +37,13 @@ from anabranch.transforms._call import Selection
 from anabranch.transforms._ending import Ending
 from anabranch.transforms._lifting import known_of
 from anabranch.transforms._plan import AGAIN, Plan
-from anabranch.transforms._segment import Attributes, Segment
+from anabranch.transforms._reading import Reading
+from anabranch.transforms._segment import Segment
 from anabranch.transforms._source import FILE, Source
 from anabranch.transforms._spine import Head
 from anabranch.transforms._taken import Arguments
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import Writer
-
-_ELEMENTS = 128  # of lists that are named one by one; more are compared in one call
 
 
 def make_follower(
@@ -116,6 +115,7 @@ class _Follower:
         )
         self.places: list[str] = []  # where each leaf is
         self.inputs: list[str] = []  # how they are given to the compiled function
+        self.trees: dict[tuple[int, int], str] = {}  # see `Reading`
 
     def make(
         self, head: Head, static: Selection, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -190,7 +190,6 @@ class _Follower:
             source.add(f"s{i} = segment{i}()")
             source.unless(f"s{i} is not None and s{i}.fresh")
             names.append(f"s{i}")
-        arguments.check_nodes(names)
         comma = "," if names else ""
         source.unless(
             f"STRUCTURE.unwatched is plan.unwatched or rearm(({', '.join(names)}{comma}))"
@@ -200,68 +199,16 @@ class _Follower:
         """Read the leaves, in the order of the walk."""
         source, at = self.source, 0
         for i, (part, segment) in enumerate(zip(self.plan.parts, self.segments, strict=True)):
-            self._take_leaves(arguments, at, part.start)
+            self._take_leaves(arguments, arguments.leaves[at : part.start])
             at = part.start
-            if segment.attributes is not None:
-                self._compare_attributes(i, segment.attributes, arguments.roots[part.root])
-                source.add(f"x{i} = s{i}.visit.read()")
-                source.unless(f"x{i} is not None")
-            elif segment.lists is None:
-                source.add(f"x{i} = s{i}.read({arguments.roots[part.root]}, True)")
-                source.unless(f"x{i} is not None")
-            else:
-                self._compare_lists(i, segment.lists)
-                source.add(f"k{i} = s{i}.memory")
-                source.add(f"x{i} = k{i}.values")
-                source.add(f"x{i} = tuple(k{i}.read() if x{i} is None else x{i})")
-            self.places += [f"x{i}[{n}]" for n in range(len(segment.leaves))]
-            self.inputs.append(f"*x{i}")
-        self._take_leaves(arguments, at, len(arguments.leaves))
+            reading = Reading(source, i, segment, arguments.roots[part.root], arguments)
+            self._take_leaves(arguments, reading.add())
+            self.trees.update(reading.trees)
+        self._take_leaves(arguments, arguments.leaves[at:])
+        arguments.check_nodes([f"s{i}" for i in range(len(self.segments))])
         source.unless("COMMITS.begun is ended")  # else it may be half of what another thread writes
 
-    def _compare_attributes(self, number: int, own: Attributes, root: str) -> None:
-        """Compare the attributes of a root that cannot report a write, all by name."""
-        source = self.source
-        attributes, pairs = source.fresh(), [(source.fresh(), source.fresh()) for _ in own.names]
-        source.add(f"{attributes} = {source.constant(own.kind.attributes)}({root})")
-        if not own.records_names:
-            source.unless(f"[*{attributes}] == s{number}.attributes.names")
-        source.unless(f"type({root}) is {source.constant(own.cls)}")
-        source.add("try:")
-        source.add(f"{''.join([f'{now}, ' for now, _ in pairs])} = {attributes}.values()", 2)
-        source.add("except (ValueError, RuntimeError): return AGAIN")
-        source.add(f"{''.join([f'{then}, ' for _, then in pairs])} = s{number}.attributes.values")
-        compared = [pair for i, pair in enumerate(pairs) if i not in own.left_out]
-        source.unless(" and ".join([f"{now} is {then}" for now, then in compared]))
-
-    def _compare_lists(self, number: int, lists: Sequence[tuple[list[Any], list[Any]]]) -> None:
-        """Compare lists with what they held: the elements by name if there are not too many."""
-        if not lists:
-            return
-        source = self.source
-        if sum(len(held) for _, held in lists) > _ELEMENTS:
-            source.add(f"for items, held in s{number}.lists:")
-            source.add(
-                "if not (len(items) == len(held) and all(map(is_, items, held))): return AGAIN", 2
-            )
-            return
-        pairs: list[str] = []
-        same: list[str] = []
-        for _, held in lists:
-            names = [(source.fresh(), source.fresh()) for _ in held]
-            targets = [
-                f"({''.join([f'{name}, ' for name in side])})" for side in zip(*names, strict=True)
-            ]
-            pairs.append(f"({', '.join(targets or ['()', '()'])})")
-            same += [f"{now} is {then}" for now, then in names]
-        source.add("try:")
-        source.add(f"{', '.join(pairs)}, = s{number}.lists", 2)
-        source.add("except ValueError: return AGAIN")  # one of them has another length
-        if same:
-            source.unless(" and ".join(same))
-
-    def _take_leaves(self, arguments: Arguments, start: int, end: int) -> None:
-        names = arguments.leaves[start:end]
+    def _take_leaves(self, arguments: Arguments, names: Sequence[str]) -> None:
         self.places += names
         self.inputs += arguments.inputs(names)
 

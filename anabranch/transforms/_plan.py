@@ -14,18 +14,20 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._box import Report
+from anabranch.transforms._make_segment import make_segment
+from anabranch.transforms._places import loosen
 from anabranch.transforms._result import picker
-from anabranch.transforms._segment import Segment, make_segment
+from anabranch.transforms._segment import Segment
 from anabranch.transforms._spine import Spine
 from anabranch.transforms._watch import Unplannable
-from anabranch.transforms._writer import Writer
+from anabranch.transforms._writer import Writer, key_of, places_of_containers
 
 AGAIN = object()
 """Returned where a call has to be walked; nothing has been written then."""
@@ -80,6 +82,7 @@ class Plan:
         "function",
         "graphdef",
         "latest",
+        "loose",
         "nodes",
         "parts",
         "roots",
@@ -94,6 +97,7 @@ class Plan:
         parts: Sequence[_Part],
         roots: Mapping[int, int],
         nodes: Mapping[int, int],
+        loose: Collection[tuple[int, int]],
     ) -> None:
         self.function, self.graphdef = function, graphdef
         _, self._variables, self.unwatched = stamps
@@ -101,7 +105,8 @@ class Plan:
         self.latest: _Known | None = None  # what the last of them did
         self.parts = parts
         self.roots = roots  # from the index of a root to its number in the spine
-        self.nodes = nodes  # the same for the nodes of the spine
+        self.nodes = nodes  # the same for the nodes of the spine, those in loose places included
+        self.loose = loose  # those places: the index of an object, and the position in it
         self._known: dict[int, _Known] = {}
 
     def watch(self, segments: Sequence[Segment], forget: Callable[[Any], None]) -> None:
@@ -118,12 +123,13 @@ class Plan:
         given = spine.leaves
         leaves: Sequence[Any] = []
         segments: list[Segment] = []
+        nodes: list[Any] = []
         at = 0
         for ref, root, start in self.parts:
             segment = ref()
             if segment is None:
                 return None
-            found = segment.read(spine.roots[root], same_variables)
+            found = segment.read(spine.roots[root], same_variables, nodes)
             if found is None:
                 return None
             segments.append(segment)
@@ -133,6 +139,10 @@ class Plan:
             leaves = [*leaves, *found] if leaves else found
         if len(given) > at:
             leaves = [*leaves, *given[at:]]
+        if nodes:
+            spine.nodes = nodes = [*spine.nodes, *nodes]
+            if len({*map(id, nodes)}) < len(nodes):
+                return None
         if spine.nodes and not all(s.ids.isdisjoint(map(id, spine.nodes)) for s in segments):
             return None
         if not same_variables:
@@ -181,7 +191,9 @@ class Plan:
                 objects: Any = spine.nodes if number < 0 else segments[number].objects
                 found = pick(objects)
                 variables = (*variables, *found) if variables else found
-            if not writer.write(variables, resolve, leaves, outputs):
+            placed = writer.placed.make(leaves, outputs, resolve)
+            objects = [*map(resolve, writer.holders)]
+            if not writer.write(variables, objects, leaves, outputs, placed):
                 return AGAIN
         return writer.make_result(leaves, outputs, resolve)
 
@@ -189,7 +201,7 @@ class Plan:
         """Work out how a report is written."""
         resolve = functools.partial(self.resolve, spine, segments)
         try:
-            writer = Writer(self.graphdef, report, resolve)
+            writer = Writer(self.graphdef, report, resolve, self._may_hold_new)
             runs = self._runs(writer.indices, segments)
             known = _Known(report, writer, runs)
         except Unplannable:
@@ -198,6 +210,10 @@ class Plan:
             self._known = {}
         self._known = {**self._known, id(report): known}
         return known
+
+    def _may_hold_new(self, index: int, position: int) -> bool:
+        """Tell whether a call reads a place as if it were an argument."""
+        return index in self.nodes or (index, position) in self.loose
 
     def _runs(
         self, indices: Sequence[int], segments: Sequence[Segment]
@@ -249,10 +265,12 @@ def make_plan(
         Unplannable: the call holds what a plan cannot follow, or the report says more than what
             a plan can write.
     """
+    for index, position in places_of_containers(flat.graphdef, report):
+        loosen(flat.objects[index], key_of(flat.graphdef.entries[index], position))
     entries = flat.graphdef.entries
     index_of = {id(x): i for i, x in enumerate(flat.objects) if entries[i].kind.identity}
-    nodes = {index_of.get(id(node), -1): i for i, node in enumerate(spine.nodes)}
-    of_nodes = {*map(id, spine.nodes)}
+    nodes = [*spine.nodes]
+    loose: list[tuple[int, int]] = []
     roots: dict[int, int] = {}
     parts: list[_Part] = []
     segments: list[Segment] = []
@@ -263,18 +281,23 @@ def make_plan(
         index = index_of.get(id(root), -1)
         if index < 0 or index in seen:
             continue
-        segment = make_segment(flat, index, seen)
-        if not of_nodes.isdisjoint(segment.ids):
-            raise Unplannable
+        segment, in_places = make_segment(flat, index, seen)
+        loose += [each.place.at for each in segment.places.loose]
+        nodes += in_places
         roots[index] = i
         segments.append(segment)
         parts.append(_Part(weakref.ref(segment), i, start))
         numbers += [*range(len(numbers), len(numbers) + start - at), *segment.leaves]
         at = start
     numbers += range(len(numbers), len(numbers) + len(spine.leaves) - at)
-    if -1 in nodes or numbers != list(range(len(flat.leaves))):
+    of_nodes = {*map(id, nodes)}
+    if len(of_nodes) < len(nodes) or not all(s.ids.isdisjoint(of_nodes) for s in segments):
         raise Unplannable
-    plan = Plan(function, flat.graphdef, stamps, parts, roots, nodes)
+    at_nodes = {index_of.get(id(node), -1): i for i, node in enumerate(nodes)}
+    if -1 in at_nodes or numbers != list(range(len(flat.leaves))):
+        raise Unplannable
+    plan = Plan(function, flat.graphdef, stamps, parts, roots, at_nodes, frozenset(loose))
+    spine.nodes = nodes
     if plan.learn(spine, segments, report).writer is None:
         raise Unplannable
     if STRUCTURE.stamp is not stamps.structure:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, TypeGuard
 
 import jax
@@ -18,7 +20,7 @@ from anabranch.graph._build import build
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._state import State
 from anabranch.transforms._box import Report
-from anabranch.transforms._trees import TREE_KINDS, is_structure, static_at
+from anabranch.transforms._trees import TREE_KINDS, is_container, is_structure, static_at
 from anabranch.transforms._watch import Unplannable
 
 _new_tuple: Any = tuple.__new__
@@ -72,6 +74,13 @@ class Result:
     def objects(self) -> set[int]:
         """The indices of the objects that it shares with the arguments."""
         return {source[0] for source in self._sources if not isinstance(source, int)}
+
+    @property
+    def leaves(self) -> list[int]:
+        """The sources of its leaves."""
+        edges = [self._root, *chain.from_iterable([entry.edges for entry in self._new])]
+        sources = [self._sources[~edge] for edge in edges if type(edge) is int and edge < 0]
+        return [source for source in sources if isinstance(source, int)]
 
     def as_tree(self) -> tuple[Any, list[int]]:
         """Return the structure of what is built, and the sources of its leaves."""
@@ -147,10 +156,18 @@ class Result:
             self.items, self.is_tuple = [_number(self._sources[~edge]) for edge in edges], True
             items = Values(self.items)
             self.make = lambda leaves, outputs, resolve: tuple(items(leaves, outputs))
-        elif type(root) is int and root >= 0 and all(map(_is_tree, self._new)):
+        elif type(root) is int and root >= 0 and self._is_one_tree():
             self.treedef, self.items = self.as_tree()
             parts, unflatten = Values(self.items), self.treedef.unflatten
             self.make = lambda leaves, outputs, resolve: unflatten(parts(leaves, outputs))
+
+    def _is_one_tree(self) -> bool:
+        """Tell whether JAX puts it together as it was."""
+        edges = Counter([*chain.from_iterable([entry.edges for entry in self._new])])
+        return all(map(_is_tree, self._new)) and all(
+            edges[i] <= 1
+            for i in range(len(self._new))  # a list in two places is one list
+        )
 
     @staticmethod
     def _is_tuple_of_arrays(entry: Entry) -> bool:
@@ -168,7 +185,7 @@ class Result:
                     found.add(edge)
                     pending += entry.edges
         # values come before their children, and new ones refer to known ones
-        return sorted(found, key=lambda index: (index < self._known, index))
+        return sorted(found, key=lambda index: (index != root, index < self._known, index))
 
     def _renumbered(self, index: int, entry: Entry) -> Entry:
         is_known = index < self._known  # edges to arrays count leaves then; else they count slots
@@ -227,9 +244,10 @@ _EMPTY = _static.encode(())
 
 def _is_tree(entry: Entry) -> bool:
     """Tell whether JAX puts an entry together as it was."""
-    return entry.kind in TREE_KINDS and all(
-        type(edge) is int or is_structure(edge) for edge in entry.edges
-    )
+    plain = all(type(edge) is int or is_structure(edge) for edge in entry.edges)
+    if is_container(entry):
+        return plain and [*entry.keys] == sorted(entry.keys)
+    return plain and entry.kind in TREE_KINDS
 
 
 def entries_after(graphdef: GraphDef, report: Report) -> Callable[[int], Entry]:

@@ -32,6 +32,7 @@ from anabranch.transforms._watch import Unplannable, Watch
 _LINES = 20000  # of source; longer ones take long to compile
 _MAKERS = frozenset({"builtins", "jax", "jaxlib"})  # of functions, and of what wraps them
 _LARGE = 24  # tuples and what they hold
+_FEW = 4  # elements of a list that are named one by one
 _LONG = 8  # children of one form from which on they are read by columns
 
 
@@ -43,8 +44,9 @@ class Arguments:
         self.roots: list[str] = []
         self.starts: list[int] = []  # how many leaves come before each root
         self.leaves: list[str] = []
-        self.packs: dict[str, tuple[str, int]] = {}  # by their first leaf: a list of leaves
+        self.lengths: dict[str, int] = {}  # of lists of leaves
         self.nodes: list[str] = []  # those with identity that are no roots
+        self.children: dict[str, Sequence[str]] = {}  # of nodes: the names of what they hold
         self._ids: list[str] = []  # their ids, as they are written in a set
 
     def take(self, name: str, x: Any, *, numbers: bool = True) -> None:
@@ -97,18 +99,26 @@ class Arguments:
 
     def add_leaves(self, name: str, count: int) -> None:
         """Add all elements of a list."""
-        if count:
-            self.packs[f"{name}[0]"] = (f"*{name}", count)
-            self.leaves += [f"{name}[{i}]" for i in range(count)]
+        self.lengths[name] = count
+        self.leaves += [f"{name}[{i}]" for i in range(count)]
 
     def inputs(self, leaves: Sequence[str]) -> list[str]:
-        """Return leaves as they are given to a function."""
+        """Return leaves as they are given to a function: what stands together, in one piece."""
+        parts = [split_name(leaf) for leaf in leaves]
         found: list[str] = []
         at = 0
-        while at < len(leaves):
-            pack, count = self.packs.get(leaves[at], (leaves[at], 1))
-            found.append(pack)
-            at += count
+        while at < len(parts):
+            name, index = parts[at]
+            end = at + 1
+            while name and end < len(parts) and parts[end] == (name, index + end - at):
+                end += 1
+            if self.lengths.get(name) == end - at:
+                found.append(f"*{name}")
+            elif end - at < _FEW:
+                found += leaves[at:end]
+            else:
+                found.append(f"*{name}[{index}:{index + end - at}]")
+            at = end
         return found
 
     def take_static(self, name: str, x: Any) -> None:
@@ -163,6 +173,7 @@ class Arguments:
     def _take_variable(self, name: str, x: Any) -> None:
         self.add_node(name)
         value = self._read_variable(name, x._metadata, type(x))
+        self.children[name] = (value,)
         if _classify.RULES.get(type(x._value)) in (_classify.LEAF, _classify.NUMBER):
             self.leaves.append(value)  # what is no leaf, JAX takes for another structure
         else:
@@ -200,8 +211,8 @@ class Arguments:
         source.add(f"{held} = {source.constant(kind.attributes)}({name})")
         self._take_items(held, attributes, numbers=bool(kind.numbers))
 
-    def _take_items(self, name: str, x: dict[Any, Any], *, numbers: bool) -> None:
-        """Compare what a dictionary holds."""
+    def _take_items(self, name: str, x: dict[Any, Any], *, numbers: bool) -> Sequence[str]:
+        """Compare what a dictionary holds, and return its names."""
         source = self.source
         types = {*map(type, x)}
         if not types <= {str, int}:
@@ -209,7 +220,7 @@ class Arguments:
         source.unless(f"[*{name}] == {source.constant([*x])}")
         if int in types:  # which equal others
             source.unless(f"[*map(type, {name})] == {source.constant([*map(type, x)])}")
-        self.take_all(f"{name}.values()", [*x.values()], numbers=numbers)
+        return self.take_all(f"{name}.values()", [*x.values()], numbers=numbers)
 
     def _take_object(self, name: str, x: Any, *, numbers: bool) -> None:
         source, cls = self.source, type(x)
@@ -221,7 +232,8 @@ class Arguments:
         source.unless(f"[*{attributes}] == {source.constant([*vars(x)])}")
         if _classify.RULES[cls] is _kinds.OBJECT:
             self.add_node(name)
-        self.take_all(f"{attributes}.values()", [*vars(x).values()], numbers=numbers)
+        children = [*vars(x).values()]
+        self.children[name] = self.take_all(f"{attributes}.values()", children, numbers=numbers)
 
     def _take_container(self, name: str, x: Any, *, numbers: bool) -> None:
         source, cls = self.source, type(x)
@@ -230,9 +242,9 @@ class Arguments:
         if cls in (list, dict):
             self.add_node(name)
         if cls is dict:
-            self._take_items(name, x, numbers=numbers)
+            self.children[name] = self._take_items(name, x, numbers=numbers)
         else:
-            self.take_all(name, [*x], numbers=numbers)
+            self.children[name] = self.take_all(name, [*x], numbers=numbers)
 
     def _take_tree(self, name: str, x: Any, *, numbers: bool) -> None:
         """Compare a State, a tuple or the like; JAX takes large ones apart, if it can."""
@@ -267,20 +279,22 @@ class Arguments:
             raise Unplannable
         self.add_leaves(leaves, len(x.leaves))
 
-    def take_all(self, expression: str, children: Sequence[Any], *, numbers: bool = True) -> None:
-        """Compare all children."""
+    def take_all(
+        self, expression: str, children: Sequence[Any], *, numbers: bool = True
+    ) -> Sequence[str]:
+        """Compare all children, and return their names; none if they are read by columns."""
         source = self.source
         if len(source.lines) > _LINES:
             raise Unplannable
         if not children:
-            return
+            return ()
         runs = _runs(children, numbers=numbers) if len(children) >= _LONG else []
         if not runs:
             names = [source.fresh() for _ in children]
             source.add(f"{', '.join(names)}, = {expression}")
             for name, child in zip(names, children, strict=True):
                 self.take(name, child, numbers=numbers)
-            return
+            return names
         every = source.fresh()
         source.add(f"{every} = [*{expression}]")
         source.unless(f"len({every}) == {len(children)}")
@@ -293,6 +307,7 @@ class Arguments:
             if start < end:
                 self._take_run(every, start, end, children, numbers=numbers)
             at = end
+        return ()
 
     def _take_run(
         self, every: str, start: int, end: int, children: Sequence[Any], *, numbers: bool
@@ -324,6 +339,12 @@ class Arguments:
             conditions += [f"different.isdisjoint({segment}.ids)" for segment in segments]
             source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
             source.add("latest[0] = ids", 2)
+
+
+def split_name(leaf: str) -> tuple[str, int]:
+    """Return the list that a leaf is an element of, and its position; no name if it is none."""
+    name, _, index = leaf.rstrip("]").partition("[")
+    return (name, int(index)) if index else ("", -1)
 
 
 def _is_frozen(x: Any) -> bool:

@@ -8,7 +8,7 @@ asks JAX, rather than looking at each tuple on the way.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -16,41 +16,11 @@ from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._graphdef import Edge, Entry
 from anabranch.graph._kind import Kind
 from anabranch.graph._leaf_info import LeafInfos
-from anabranch.transforms._spine import are_arrays
 
 _NONE = _static.encode(None)
 TREE_KINDS = frozenset({_kinds.TUPLE, _kinds.PYTREE})
-
-
-class TreePlace(NamedTuple):
-    """A place with a tree of arrays."""
-
-    holder: Any  # the attributes of a Module; or a Variable, if the key is None
-    key: str | None
-    treedef: Any
-
-    def get(self) -> Any:
-        """Return the tree.
-
-        Raises:
-            KeyError: somebody has deleted it.
-        """
-        return self.holder._value if self.key is None else self.holder[self.key]
-
-    def put(self, tree: Any) -> None:
-        """Put another one in its place."""
-        if self.key is None:
-            write_variable(self.holder, tree)
-        else:
-            self.holder[self.key] = tree
-
-    def read(self) -> list[Any] | None:
-        """Return the arrays, or None if the structure has changed."""
-        leaves, treedef = jax.tree.flatten(self.get())
-        return leaves if treedef == self.treedef and are_arrays(leaves) else None
-
-
-write_variable: Any = _kinds.VARIABLE.cell.write if _kinds.VARIABLE.cell else None
+CONTAINERS = {list: _kinds.LIST, dict: _kinds.DICT}
+"""Those that JAX takes apart, too; they have identity."""
 
 
 def tree_of(x: Any, leaf_types: Collection[type]) -> Any:
@@ -79,23 +49,29 @@ Entries = Callable[[int], Entry]
 """From the number of an entry to the entry."""
 
 
-def tree_entries(entries: Entries, edge: Edge) -> list[int] | None:
+def tree_entries(
+    entries: Entries, edge: Edge, contains: Callable[[int], bool] = lambda index: False
+) -> list[int] | None:
     """Return the entries of a tree that holds arrays and nothing else; None if it is no such tree.
 
     Arguments:
         entries: see `Entries`.
         edge: to the root of the tree.
+        contains: whether the list or dictionary with some index may be a part of it.
     """
     if type(edge) is not int or edge < 0:
         return None
-    pending, found = [edge], list[int]()
+    pending, found = [edge], dict[int, None]()
     has_arrays = False
     while pending:
         index = pending.pop()
         entry = entries(index)
-        if entry.kind not in TREE_KINDS or not _is_exact(entry.kind, entry.extra):
-            return None
-        found.append(index)
+        if entry.kind in TREE_KINDS:
+            if not _is_exact(entry.kind, entry.extra):
+                return None
+        elif not (is_container(entry) and contains(index)) or index in found:
+            return None  # one that contains itself, or is in two places, is no tree
+        found[index] = None
         for child in entry.edges:
             if type(child) is not int:
                 if not is_structure(static_at(entries, child)):
@@ -104,7 +80,14 @@ def tree_entries(entries: Entries, edge: Edge) -> list[int] | None:
                 has_arrays = True
             else:
                 pending.append(child)
-    return found if has_arrays else None
+    return [*found] if has_arrays else None
+
+
+def is_container(entry: Entry) -> bool:
+    """Tell whether an entry is a list, or a dictionary with keys that JAX tells apart."""
+    return entry.kind is CONTAINERS.get(entry.cls) and (
+        entry.cls is list or all([type(key) is str for key in entry.keys])  # noqa: C419
+    )
 
 
 def _is_exact(kind: Kind, extra: Any) -> bool:

@@ -40,7 +40,8 @@ _ELEMENTS = list.__basicsize__ - 2 * _SIZE
 class Visit:
     """What Variables and other nodes refer to.
 
-    Arrays are left out, but for those in metadata: they may differ from call to call.
+    Arrays, and trees of them, are left out, but for those in metadata: they may differ from call
+    to call.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class Visit:
         self._objects: list[Any] = []
         self._sized: list[Any] = []
         self._named: list[Iterable[Any]] = []
+        self._trees: set[int] = set()
 
     def add_variable(self, cell: Cell | None, variable: Any) -> None:
         """Add a Variable whose value is an array.
@@ -77,6 +79,10 @@ class Visit:
             if isinstance(obj, dict):
                 self._named.append(cast("Any", obj))
 
+    def leave_out(self, tree: Any) -> None:
+        """Leave out a tree of arrays, which is read like an array."""
+        self._trees.add(id(tree))
+
     def finish(self) -> None:
         """Remember what they refer to now.
 
@@ -88,7 +94,9 @@ class Visit:
         self._visited = (*self.variables, *metadata, *self._objects)
         now = get_referents(*self._visited)
         later = total + sum(map(len, map(get_referents, metadata)))
-        left_out = {*values, *[i for i in range(later, len(now)) if is_array(now[i])]}
+        trees = self._trees
+        own = [i for i in range(later, len(now)) if is_array(now[i]) or id(now[i]) in trees]
+        left_out = {*values, *own}
         kept = [i not in left_out for i in range(len(now))]
         self._snapshot = [*compress(now, kept)]  # so that addresses stay those of these objects
         self._values: Callable[[Any], Sequence[Any]] = picker(values)

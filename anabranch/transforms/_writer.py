@@ -1,15 +1,19 @@
 """What a plan does after a call when the function wrote values and nothing else.
 
 A report says what was written, for any call of the compiled function. Most often those are values
-of Variables, and arrays in the places of arrays. Then it is worked out once where each of them
-goes; what remains for a call is to look whether the places still hold what was read, to write, and
-to build the result. A report that says more is played by `finish`, which can do everything.
+of Variables, and arrays, or trees of arrays, in the places of others. Then it is worked out once
+where each of them goes; what remains for a call is to look whether the places still hold what was
+read, to write, and to build the result. A report that says more is played by `finish`, which can do
+everything.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -18,17 +22,21 @@ from anabranch.errors import CapturedWriteError, ConcurrentWriteError
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.graph._delta import changed_meanwhile
 from anabranch.graph._flatten import COMMITS, namer
-from anabranch.graph._graphdef import Entry, GraphDef
+from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._access import Access
 from anabranch.transforms._box import Report
 from anabranch.transforms._result import Resolve, Result, Values, entries_after, picker
 from anabranch.transforms._spine import are_arrays
-from anabranch.transforms._trees import TreePlace, leaves_below, tree_entries
+from anabranch.transforms._trees import tree_entries
 from anabranch.transforms._watch import Unplannable
 
 _ABSENT = object()
 _HOLDERS = frozenset({_kinds.MODULE, _kinds.LIST, _kinds.DEQUE, _kinds.DICT, _kinds.OBJECT})
+_PLAIN_KEYS = frozenset({str, int, bool, bytes})  # nothing of the user runs when they are hashed
+_call: Callable[..., Any] = operator.call
+_get: Callable[[Any, str], Any] = object.__getattribute__
+_set: Callable[[Any, str, Any], None] = object.__setattr__
 
 
 class _Write(NamedTuple):
@@ -40,13 +48,14 @@ class _Write(NamedTuple):
     source: int  # leaf `i`, or output `~i`
 
 
-class _TreeWrite(NamedTuple):
-    """A tree of arrays that is put in the place of another one."""
+class Put(NamedTuple):
+    """An array or a tree of arrays that is put in the place of another one."""
 
     entry: int  # of the object
     position: int
-    old: int  # to the root of the other one
-    edge: int  # to its root
+    old: int  # the edge to the other one
+    new: int  # the edge to it
+    has_containers: bool  # lists and dictionaries are parts of it
 
 
 class Writer:
@@ -56,111 +65,160 @@ class Writer:
         graphdef: of the call.
         report: what the function did.
         resolve: see `Resolve`.
+        is_loose: from the index of an object, and a position in it, to whether a call reads it as
+            an argument; only there new lists and dictionaries may be put.
 
     Raises:
         Unplannable: it did more than write values.
     """
 
-    def __init__(self, graphdef: GraphDef, report: Report, resolve: Resolve) -> None:
+    def __init__(
+        self,
+        graphdef: GraphDef,
+        report: Report,
+        resolve: Resolve,
+        is_loose: Callable[[int, int], bool],
+    ) -> None:
         self.graphdef = graphdef
-        variables, self.cells, trees = _writes_of(graphdef, report)
+        variables, self.puts = _writes_of(graphdef, report, is_loose)
         self.indices = [write.entry for write in variables]
         self.access = Access([graphdef.entries[write.entry].kind for write in variables])
         self.replaced = [write.leaf for write in variables]
         self.sources = [write.source for write in variables]
         self._old, self._new = picker(self.replaced), Values(self.sources)
-        self.writes = bool(variables or self.cells or trees)
-        self.trees = [_TreeWriter(graphdef, report, write) for write in trees]
-        self._keys = [self.key(write) for write in self.cells]
-        self._old_arrays = picker([write.leaf for write in self.cells])
-        self._arrays = Values([write.source for write in self.cells])
+        self.writes = bool(variables or self.puts)
         self.result = result = Result(graphdef, report, report.delta.root)
         self.make_result: Callable[[Sequence[Any], Sequence[Any], Any], Any] = result.make
         for index in result.objects:
             resolve(index)
-        for index in {*self.indices, *[write.entry for write in (*self.cells, *trees)]}:
+        self._prepare_puts(report)
+        for index in {*self.indices, *self.holders}:
             if not _is_owned(resolve(index)):
                 raise Unplannable  # `finish` says why
+        keys = {*map(type, self.keys)}
+        if len(self.keys) + len(self.indices) > 1 and not keys <= _PLAIN_KEYS:
+            raise Unplannable  # what hashes a key may be interrupted
+
+    def _prepare_puts(self, report: Report) -> None:
+        graphdef, puts = self.graphdef, self.puts
+        self.holders = [*{put.entry: None for put in puts}]
+        """The indices of the objects in which something is put."""
+        self.keys = [self._key(put) for put in puts]
+        self._holders_of = [_holder_function(graphdef.entries[index]) for index in self.holders]
+        at = {index: i for i, index in enumerate(self.holders)}
+        self._pick = picker([at[put.entry] for put in puts])
+        of_variables = [graphdef.entries[put.entry].kind is _kinds.VARIABLE for put in puts]
+        self._getters = [_get if is_one else operator.getitem for is_one in of_variables]
+        self._setters = [_set if is_one else operator.setitem for is_one in of_variables]
+        self.are_arrays = all(put.old < 0 for put in puts)
+        replaced = [_sources_of(graphdef, report, put.old) for put in puts]
+        self._old_leaves = picker([*chain.from_iterable(replaced)])
+        self.placed = _placed(graphdef, report, puts)
+        """What is put, a tuple."""
+        self.passed = [source for source in self.placed.leaves if source >= 0]
+        """The leaves among it, which must not be numbers."""
+        self.told = [
+            (at[put.entry], key)
+            for put, key in zip(puts, self.keys, strict=True)
+            if graphdef.entries[put.entry].kind is _kinds.MODULE and put.has_containers
+        ]
+        """The attributes of Modules, given as positions in `holders`, that get containers."""
 
     def write(
         self,
         variables: Sequence[Any],
-        resolve: Resolve,
+        objects: Sequence[Any],
         leaves: Sequence[Any],
         outputs: Sequence[Any],
+        placed: Sequence[Any],
     ) -> bool:
         """Write, all or nothing; return False if that takes more than this.
 
         Arguments:
             variables: those of `indices`.
-            resolve: see `Resolve`.
+            objects: those of `holders`.
             leaves: what was read.
             outputs: what the function returned.
+            placed: what is put in the places, made by `placed`.
 
         Raises:
             ConcurrentWriteError: a place does not hold any more what was read.
         """
         held, values = self._old(leaves), self._new(leaves, outputs)
-        if not self.cells and not self.trees:
-            with COMMITS.lock:
-                if not all(map(operator.is_, self.access.read(variables), held)):
-                    self.complain(variables, held)
-                forget_all(self.access.watched(variables))
-                COMMITS.begun += 1
-                try:
-                    self.access.write(variables, values)
-                finally:
-                    COMMITS.ended = COMMITS.begun
-            return True
-        arrays = self._arrays(leaves, outputs)
-        if not are_arrays(arrays):
+        if self.passed and not are_arrays([leaves[i] for i in self.passed]):
             return False
-        holders = [holder_of(resolve(write.entry)) for write in self.cells]
-        keys, old_arrays = self._keys, self._old_arrays(leaves)
-        trees: list[tuple[TreePlace, Any]] = []
-        for writer in self.trees:
-            parts = writer.values(leaves, outputs)
-            if not are_arrays(parts):
-                return False
-            trees.append((writer.place(resolve), jax.tree.unflatten(writer.treedef, parts)))
+        holders = self.places(objects)
         with COMMITS.lock:
             if not all(map(operator.is_, self.access.read(variables), held)):
                 self.complain(variables, held)
-            if not all(map(operator.is_, map(read_cell, holders, keys), old_arrays)):
-                for write, *cell, then in zip(self.cells, holders, keys, old_arrays, strict=True):
-                    if read_cell(*cell) is not then:
-                        raise self.changed(write.entry)
-            for writer, (place, _) in zip(self.trees, trees, strict=True):
-                now, then = jax.tree.leaves(place.get()), writer.old(leaves)
-                if len(now) != len(then) or not all(map(operator.is_, now, then)):
-                    raise self.changed(writer.entry)
+            before = self._holding(holders, leaves) if self.keys else ()
             forget_all(self.access.watched(variables))
-            done: list[tuple[Any, Any, Any]] = []
-            replaced: list[tuple[TreePlace, Any]] = []
+            self.tell(objects)
             COMMITS.begun += 1
-            try:
-                for holder, key, old, new in zip(holders, keys, old_arrays, arrays, strict=True):
-                    done.append((holder, key, old))
-                    holder[key] = new
-                for place, tree in trees:
-                    replaced.append((place, place.get()))
-                    place.put(tree)
-                self.access.write(variables, values)
+            try:  # all in one call in C, so that nothing can come between two of them
+                written = self.access.writing(variables, values)
+                deque(chain(self.putting(holders, placed), written), 0)
             except BaseException:
-                for place, tree in reversed(replaced):
-                    place.put(tree)
-                for holder, key, value in reversed(done):
-                    holder[key] = value
+                self.put_back(holders, before)
+                self.access.write(variables, held)
                 raise
             finally:
+                self.tell(objects)
                 COMMITS.ended = COMMITS.begun
         return True
 
-    def key(self, write: _Write) -> Any:
+    def places(self, objects: Sequence[Any]) -> Sequence[Any]:
+        """Return what each of the places is in."""
+        return self._pick([*map(_call, self._holders_of, objects)])
+
+    def check(self, holders: Sequence[Any], before: Sequence[Any]) -> None:
+        """Raise `ConcurrentWriteError` unless each place holds what it held before."""
+        try:
+            same = all(map(operator.is_, map(_call, self._getters, holders, self.keys), before))
+        except LookupError:
+            same = False
+        if not same:
+            for put, then, *place in zip(
+                self.puts, before, self._getters, holders, self.keys, strict=True
+            ):
+                if _read(*place) is not then:
+                    raise self.changed(put.entry)
+
+    def putting(self, holders: Sequence[Any], placed: Sequence[Any]) -> Iterator[None]:
+        """Return what puts one thing in its place each time that it is asked for the next."""
+        return map(_call, self._setters, holders, self.keys, placed)
+
+    def put_back(self, holders: Sequence[Any], before: Sequence[Any]) -> None:
+        """Put back what was in the places."""
+        for write, *place in zip(self._setters, holders, self.keys, before, strict=True):
+            with contextlib.suppress(LookupError):  # somebody has deleted it
+                write(*place)
+
+    def tell(self, objects: Sequence[Any]) -> None:
+        """Tell those who watch a Module that get containers; it is done before and after."""
+        for i, name in self.told:
+            _module.tell_of_write(objects[i], name)
+
+    def _holding(self, holders: Sequence[Any], leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return what is in the places; raise if these are not the arrays that were read."""
+        now = [*map(_read, self._getters, holders, self.keys)]
+        then, at = self._old_leaves(leaves), 0
+        for put, x in zip(self.puts, now, strict=True):
+            found = [x] if put.old < 0 else jax.tree.leaves(x)
+            held = then[at : at + len(found)]
+            at += len(found)
+            if len(held) < len(found) or not all(map(operator.is_, found, held)):
+                raise self.changed(put.entry)
+        if at < len(then):
+            raise self.changed(self.puts[-1].entry)
+        return now
+
+    def _key(self, put: Put) -> Any:
         """Return the name or number of the place that is written."""
-        entry = self.graphdef.entries[write.entry]
-        key = entry.keys[write.position]
-        return _kinds.key_value(key) if entry.kind is _kinds.DICT else key
+        entry = self.graphdef.entries[put.entry]
+        if entry.kind is _kinds.VARIABLE:
+            return "_value"
+        return key_of(entry, put.position)
 
     def complain(self, variables: Sequence[Any], old: Sequence[Any]) -> None:
         """Raise for the first Variable that does not hold any more what was read."""
@@ -175,22 +233,21 @@ class Writer:
         return changed_meanwhile(namer(self.graphdef)(index), cls)
 
 
-class _TreeWriter:
-    """Puts a tree in the place of another one."""
+def _placed(graphdef: GraphDef, report: Report, puts: Sequence[Put]) -> Result:
+    """Return what builds the tuple of what is put."""
+    delta = report.delta
+    edges = tuple([put.new for put in puts])
+    entry = Entry(_kinds.TUPLE, tuple, None, range(len(edges)), edges)
+    together = delta._replace(new=(*delta.new, entry))
+    root = len(graphdef.entries) + len(delta.new)
+    return Result(graphdef, Report(together, report.sources), root, of_values=True)
 
-    def __init__(self, graphdef: GraphDef, report: Report, write: _TreeWrite) -> None:
-        self.entry = write.entry
-        entry = graphdef.entries[write.entry]
-        self._key = None if entry.kind is _kinds.VARIABLE else entry.keys[write.position]
-        self.old = picker(leaves_below(graphdef.entries.__getitem__, write.old))
-        self.treedef, sources = Result(graphdef, report, write.edge, of_values=True).as_tree()
-        self.values = Values(sources)
 
-    def place(self, resolve: Resolve) -> TreePlace:
-        """Return the place."""
-        obj = resolve(self.entry)
-        holder = obj if self._key is None else holder_of(obj)
-        return TreePlace(holder, self._key, self.treedef)
+def _sources_of(graphdef: GraphDef, report: Report, edge: int) -> Sequence[int]:
+    """Return the numbers of the leaves of a tree, in the order of JAX."""
+    if edge < 0:
+        return [~edge]
+    return Result(graphdef, report, edge, of_values=True).as_tree()[1]
 
 
 def _is_owned(obj: Any) -> bool:
@@ -203,56 +260,116 @@ def _is_owned(obj: Any) -> bool:
     return True
 
 
-def holder_of(obj: Any) -> Any:
-    """Return what the attributes or elements of an object are in."""
-    kind: Any = _classify.RULES.get(type(obj)) or _classify.rule_of(obj)
-    if kind in (_kinds.MODULE, _kinds.OBJECT):
-        return kind._attributes(obj)
-    attributes = kind.attributes(obj)
-    return obj if attributes is None else attributes
+def key_of(entry: Entry, position: int) -> Any:
+    """Return the name or number of a place in an object."""
+    key = entry.keys[position]
+    return _kinds.key_value(key) if entry.kind is _kinds.DICT else key
 
 
-def read_cell(holder: Any, key: Any) -> Any:
+def _holder_function(entry: Entry) -> Callable[[Any], Any]:
+    """Return a function from an object to what its attributes or elements are in."""
+    kind: Any = entry.kind
+    if kind is _kinds.MODULE:
+        return _module.attributes_of
+    if kind is _kinds.OBJECT:
+        return kind._attributes
+    return kind.attributes if kind.is_root else _itself
+
+
+def _itself(obj: Any) -> Any:
+    return obj
+
+
+def _read(getter: Callable[[Any, Any], Any], holder: Any, key: Any) -> Any:
     """Return what is in a place."""
     try:
-        return holder[key]
+        return getter(holder, key)
     except LookupError:
         return _ABSENT
 
 
 def _writes_of(
-    graphdef: GraphDef, report: Report
-) -> tuple[list[_Write], list[_Write], list[_TreeWrite]]:
-    """Return what a report writes to Variables and to other places, and the trees that it puts."""
+    graphdef: GraphDef, report: Report, is_loose: Callable[[int, int], bool]
+) -> tuple[list[_Write], list[Put]]:
+    """Return what a report writes to Variables, and what it puts in other places."""
     variables: list[_Write] = []
-    cells: list[_Write] = []
-    trees: list[_TreeWrite] = []
-    after = entries_after(graphdef, report)
+    puts: list[Put] = []
+    trees = _Trees(graphdef, report)
     for index, entry in report.delta.changed:
         before = graphdef.entries[index]
         if entry[:4] != before[:4]:
             raise Unplannable
         for position, (old, new) in enumerate(zip(before.edges, entry.edges, strict=True)):
+            has_containers = False
             if type(new) is int and new < 0 and type(old) is int and old < 0:
-                write = _Write(index, position, ~old, report.sources[~new])
-                if write.source != write.leaf:
-                    (variables if entry.kind.is_variable else cells).append(write)
-                    if not (entry.kind.is_variable or _is_holder(entry)):
-                        raise Unplannable
+                source = report.sources[~new]
+                if source == ~old:
+                    continue
+                if entry.kind.is_variable:
+                    variables.append(_Write(index, position, ~old, source))
+                    continue
             elif new in (old, (_static.LOCATED, index, position)):
-                pass
-            elif (
-                (
-                    entry.kind is _kinds.VARIABLE
-                    or (entry.kind is _kinds.MODULE and _is_holder(entry))
-                )
-                and tree_entries(graphdef.entries.__getitem__, old) is not None
-                and tree_entries(after, new) is not None
-            ):
-                trees.append(_TreeWrite(index, position, cast("int", old), cast("int", new)))
-            else:
+                continue
+            elif not trees.are_values(old, new):
+                if not (trees.are_trees(old, new) and is_loose(index, position)):
+                    raise Unplannable
+                has_containers = True
+            if not (entry.kind is _kinds.VARIABLE or _is_holder(entry)):
                 raise Unplannable
-    return variables, cells, trees
+            edges = cast("tuple[int, int]", (old, new))
+            puts.append(Put(index, position, *edges, has_containers))
+    return variables, puts
+
+
+def places_of_containers(graphdef: GraphDef, report: Report) -> list[tuple[int, int]]:
+    """Return where a function puts new lists or dictionaries of arrays in the place of others.
+
+    Returns:
+        The indices of objects, and positions in them.
+    """
+    trees, entries = _Trees(graphdef, report), graphdef.entries
+    return [
+        (index, position)
+        for index, entry in report.delta.changed
+        if entry[:4] == entries[index][:4]
+        for position, edges in enumerate(zip(entries[index].edges, entry.edges, strict=True))
+        if edges[0] != edges[1] and not trees.are_values(*edges) and trees.are_trees(*edges)
+    ]
+
+
+class _Trees:
+    """Tells whether trees of arrays are put in the place of others.
+
+    New lists and dictionaries may be parts of them, if they have no other place, too.
+    """
+
+    def __init__(self, graphdef: GraphDef, report: Report) -> None:
+        delta = report.delta
+        self._num_known = len(graphdef.entries)
+        self._before, self._after = graphdef.entries.__getitem__, entries_after(graphdef, report)
+        entries = (*delta.new, *[entry for _, entry in delta.changed])
+        self._places = Counter(
+            [delta.root, *chain.from_iterable([entry.edges for entry in entries])]
+        )
+
+    def are_values(self, *edges: Edge) -> bool:
+        """Tell whether the old one and the new one consist of values."""
+        old, new = edges
+        return all(
+            tree_entries(entries, edge) is not None
+            for entries, edge in ((self._before, old), (self._after, new))
+        )
+
+    def are_trees(self, *edges: Edge) -> bool:
+        """The same, but lists and dictionaries may be parts of them."""
+        old, new = edges
+        return (
+            tree_entries(self._before, old, lambda _: True) is not None
+            and tree_entries(self._after, new, self._is_new) is not None
+        )
+
+    def _is_new(self, index: int) -> bool:
+        return index >= self._num_known and self._places[index] == 1
 
 
 def _is_holder(entry: Entry) -> bool:

@@ -11,7 +11,6 @@ import pytest
 import anabranch as ab
 from anabranch import transforms
 from anabranch.errors import ConcurrentWriteError
-from anabranch.transforms._trees import TreePlace
 from tests.transforms.plan_worlds import Walks
 
 
@@ -211,7 +210,7 @@ def meddling(jitted: Any, action: Any) -> None:
         follower.__globals__["function"] = meddled
 
 
-def test_a_failure_while_writing_puts_back_what_was_there(monkeypatch):
+def test_a_failure_while_writing_puts_back_what_was_there():
     model = Model()
     opts = InAttribute(moments(model)), InAttribute(moments(model))
 
@@ -223,20 +222,18 @@ def test_a_failure_while_writing_puts_back_what_was_there(monkeypatch):
     for _ in range(3):
         jitted(model, *opts)
     before = [model.w.value, opts[0].state, opts[1].state]
-    put, count = TreePlace.put, [0]
+    (plan,) = jitted._plans
+    setters = plan.latest.writer._setters
 
-    def failing(self: Any, tree: Any) -> None:
-        count[0] += 1
-        if count[0] == 2:
-            raise KeyboardInterrupt
-        put(self, tree)
+    def failing(*args: Any) -> None:
+        setters[1] = set_item
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(TreePlace, "put", failing)
+    set_item, setters[1] = setters[1], failing
     with pytest.raises(KeyboardInterrupt):
         jitted(model, *opts)
     after = [model.w.value, opts[0].state, opts[1].state]
     assert all(x is y for x, y in zip(after, before, strict=True))
-    monkeypatch.undo()
     jitted(model, *opts)
     assert int(opts[0].state[0].count) == int(opts[1].state[0].count) == 4
 

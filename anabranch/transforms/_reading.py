@@ -1,0 +1,179 @@
+"""The lines of a follower that compare a segment with what it was, and read its leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from anabranch.errors import NodeTypeError, StaticValueError
+from anabranch.transforms._columns import leaf_types
+from anabranch.transforms._places import Loose, Place, spine_of
+from anabranch.transforms._segment import Attributes, Segment
+from anabranch.transforms._source import Source
+from anabranch.transforms._taken import Arguments
+from anabranch.transforms._watch import Unplannable
+
+_ELEMENTS = 128  # of lists and objects that are named one by one; more are compared in one call
+
+
+class Reading:
+    """Adds the lines for one segment.
+
+    Arguments:
+        source: where the lines go.
+        number: of the segment.
+        segment: the segment.
+        root: the name of its root.
+        arguments: of the call; the lists and dictionaries in loose places are added to its nodes.
+    """
+
+    def __init__(
+        self, source: Source, number: int, segment: Segment, root: str, arguments: Arguments
+    ) -> None:
+        self.source, self.number, self.segment = source, number, segment
+        self.root, self.arguments = root, arguments
+        self.trees: dict[tuple[int, int], str] = {}
+        """What is in places with trees: by the index of the object, and the position in it."""
+
+    def add(self) -> list[str]:
+        """Add the lines, and return the names of the leaves, in the order of the walk."""
+        segment, names = self.segment, list[str]()
+        if segment.variables:
+            names += self._read_variables()
+        if segment.visit:
+            names += self._visit()
+        if segment.own is not None:
+            names += self._compare_attributes(segment.own)
+        if segment.places.arrays:
+            names += self._read_by(f"{self._name}.places.read_arrays()", len(segment.places.arrays))
+        if segment.places.trees or segment.places.loose:
+            names += self._read_trees()
+        if segment.has_more:
+            names += self._read_by(f"{self._name}.read_more()", len(segment.leaves) - len(names))
+        order = sorted(zip(segment.numbers, names, strict=True))
+        return [name for _, name in order]
+
+    @property
+    def _name(self) -> str:
+        return f"s{self.number}"
+
+    def _read_by(self, expression: str, count: int) -> list[str]:
+        """Read so many leaves by a call."""
+        name = self.source.fresh("y")
+        self.source.add(f"{name} = {expression}")
+        self.source.unless(f"{name} is not None")
+        self.arguments.lengths[name] = count
+        return [f"{name}[{i}]" for i in range(count)]
+
+    def _read_variables(self) -> list[str]:
+        memory, values, count = f"k{self.number}", f"x{self.number}", len(self.segment.variables)
+        self.source.add(f"{memory} = {self._name}.memory")
+        self.source.add(f"{values} = {memory}.values")
+        self.source.add(f"{values} = tuple({memory}.read() if {values} is None else {values})")
+        self.arguments.lengths[values] = count
+        return [f"{values}[{i}]" for i in range(count)]
+
+    def _visit(self) -> list[str]:
+        segment = self.segment
+        if segment.lists is None:
+            count = len(segment.visit.variables)
+            return self._read_by(f"{self._name}.visit.read()", count)
+        self._compare_lists(segment.lists)
+        return []
+
+    def _compare_lists(self, lists: Sequence[tuple[list[Any], list[Any]]]) -> None:
+        """Compare lists with what they held: the elements by name if there are not too many."""
+        source = self.source
+        if sum(len(held) for _, held in lists) > _ELEMENTS:
+            source.add(f"for items, held in {self._name}.lists:")
+            source.add(
+                "if not (len(items) == len(held) and all(map(is_, items, held))): return AGAIN", 2
+            )
+            return
+        pairs: list[str] = []
+        same: list[str] = []
+        for _, held in lists:
+            names = [(source.fresh(), source.fresh()) for _ in held]
+            targets = [
+                f"({''.join([f'{name}, ' for name in side])})" for side in zip(*names, strict=True)
+            ]
+            pairs.append(f"({', '.join(targets or ['()', '()'])})")
+            same += [f"{now} is {then}" for now, then in names]
+        source.add("try:")
+        source.add(f"{', '.join(pairs)}, = {self._name}.lists", 2)
+        source.add("except ValueError: return AGAIN")  # one of them has another length
+        if same:
+            source.unless(" and ".join(same))
+
+    def _compare_attributes(self, own: Attributes) -> list[str]:
+        """Compare the attributes of a root that cannot report a write; return the arrays."""
+        source, count = self.source, len(own.arrays)
+        if len(own.names) > _ELEMENTS:
+            return self._read_by(f"{self._name}.own.read({self.root})", count)
+        attributes, pairs = source.fresh(), [(source.fresh(), source.fresh()) for _ in own.names]
+        source.add(f"{attributes} = {source.constant(own.kind.attributes)}({self.root})")
+        if not own.records_names:
+            source.unless(f"[*{attributes}] == {self._name}.own.names")
+        source.unless(f"type({self.root}) is {source.constant(own.cls)}")
+        source.add("try:")
+        source.add(f"{''.join([f'{now}, ' for now, _ in pairs])} = {attributes}.values()", 2)
+        source.add("except (ValueError, RuntimeError): return AGAIN")
+        source.add(f"{''.join([f'{then}, ' for _, then in pairs])} = {self._name}.own.values")
+        compared = [pair for i, pair in enumerate(pairs) if i not in own.left_out]
+        if compared:
+            source.unless(" and ".join([f"{now} is {then}" for now, then in compared]))
+        arrays = [pairs[i][0] for i in own.arrays]
+        if arrays:
+            types = source.constant(leaf_types(numbers=False))
+            source.unless(" and ".join([f"type({name}) in {types}" for name in arrays]))
+        return arrays
+
+    def _read_trees(self) -> list[str]:
+        """Read trees of arrays as if they were arguments."""
+        source, places = self.source, self.segment.places
+        found = [(source.fresh(), place) for place in places.trees]
+        loose = [(source.fresh(), each) for each in places.loose]
+        every = [(f"trees[{i}]", name) for i, (name, _) in enumerate(found)]
+        every += [(f"loose[{i}].place", name) for i, (name, _) in enumerate(loose)]
+        source.add("try:")
+        for expression, name in every:
+            source.add(f"{name} = {self._name}.places.{expression}.get()", 2)
+        source.add("except LookupError: return AGAIN")
+        trees = [_tree_in(place) for _, place in found]
+        if jax.tree.structure(trees) != places.treedef:
+            raise Unplannable
+        names: list[str] = []
+        for (name, place), tree in zip(found, trees, strict=True):
+            names += self._take(name, place, tree)
+        for name, each in loose:
+            names += self._take(name, each.place, _tree_in_loose(each))
+        return names
+
+    def _take(self, name: str, place: Place, tree: Any) -> list[str]:
+        self.trees[place.at] = name
+        leaves = self.arguments.leaves
+        start = len(leaves)
+        self.arguments.take(name, tree, numbers=False)
+        names = leaves[start:]
+        del leaves[start:]
+        return names
+
+
+def _tree_in(place: Place) -> Any:
+    try:
+        return place.get()
+    except LookupError:
+        raise Unplannable from None
+
+
+def _tree_in_loose(loose: Loose) -> Any:
+    """Return what is in a loose place, if it has the structure that is known."""
+    tree = _tree_in(loose.place)
+    try:
+        if tuple(spine_of(tree).tokens) == loose.tokens:
+            return tree
+    except (NodeTypeError, StaticValueError):
+        pass
+    raise Unplannable
