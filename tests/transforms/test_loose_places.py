@@ -188,12 +188,11 @@ def test_several_places_and_variables_are_written_at_once(walks):
 
     two, plain = Two(), Two()
     jitted = ab.jit(step)
-    for i in range(8):
+    for _ in range(8):
         walked = walks.of(jitted, two, 1.0)
         step(plain, 1.0)
         assert same(look(two), look(plain))
     assert walked == 0
-    assert i == 7
 
 
 def test_an_array_of_the_arguments_is_put(walks):
