@@ -18,6 +18,7 @@ import jax
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._build import build
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
+from anabranch.graph._kind import Kind
 from anabranch.graph._state import State
 from anabranch.transforms._box import Report
 from anabranch.transforms._trees import TREE_KINDS, is_container, is_structure, static_at
@@ -26,6 +27,26 @@ from anabranch.transforms._watch import Unplannable
 _new_tuple: Any = tuple.__new__
 _SHORT = 64  # containers, and leaves, that are written as an expression
 _VALUES = TREE_KINDS | {_kinds.FROZEN}
+
+
+def _made_by(kind: Kind) -> Callable[..., Any]:
+    """Return what makes a node of a kind: from class, extra, keys and values."""
+
+    def make(cls: Any, extra: Any, keys: Any, values: Sequence[Any]) -> Any:
+        node = kind.create(cls, extra)
+        kind.complete(node, extra, keys, values)
+        return node
+
+    return make
+
+
+_BUILT: dict[Kind, Callable[..., Any]] = {
+    _kinds.FROZEN: _kinds.FROZEN.build,
+    _kinds.MODULE: _made_by(_kinds.MODULE),
+    _kinds.OBJECT: _made_by(_kinds.OBJECT),
+    _kinds.PYTREE: _kinds.PYTREE.build,
+    _kinds.VARIABLE: _kinds.VARIABLE.build,
+}
 
 Resolve = Callable[[int], Any]
 """From the index of an entry to the object of this call."""
@@ -137,7 +158,10 @@ class Result:
         if cls is State:
             _, infos = extra[0].node_data()
             return f"{constant(functools.partial(State, infos))}(({elements}))"
-        return None
+        make = _BUILT.get(kind)
+        if make is None:
+            return None
+        return f"{constant(functools.partial(make, cls, extra, keys))}(({elements}))"
 
     def _simplify(self) -> None:
         root = self._root

@@ -18,6 +18,7 @@ import anabranch as ab
 from anabranch import transforms
 from anabranch.graph._classify import rule_of
 from anabranch.transforms._plans import Plans
+from tests.transforms.plan_worlds import Point, look, same
 
 
 class Linear(ab.Module):
@@ -281,6 +282,70 @@ def test_what_is_returned_is_the_callers_own_or_new(monkeypatch):
         assert found["rate"] == 0.5
     assert results[0]["new"] is not results[1]["new"]
     assert results[0]["new"].layers[1].w.value.tolist() == [2.0, 2.0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
+    n: int = 1
+
+
+@jax.tree_util.register_pytree_node_class
+class Scaled:
+    def __init__(self, x: Any, by: Any) -> None:
+        self.x, self.by = x, by
+
+    def tree_flatten(self) -> Any:
+        return (self.x,), self.by
+
+    @classmethod
+    def tree_unflatten(cls, by: Any, children: Any) -> Any:
+        return cls(*children, by)
+
+
+def made(kind: str, x: Any) -> Any:
+    """Return something new."""
+    if kind == "module":
+        net = Net()
+        net.layers[0].w.value = x
+        net.extra = ("text", 0.5, {"a": net.n})
+        return net
+    if kind == "variable":
+        return ab.BatchStat(x, momentum=0.9)
+    if kind == "dataclass":
+        return Point(x, Frozen(x + 1))
+    if kind == "pytree":
+        return Scaled(x, 2), Frozen(x)
+    if kind == "shared":
+        point = Point(x, [x])
+        return {"b": point, "a": [point, point.y]}
+    cycle = Net()
+    cycle.layers = [cycle]
+    return cycle
+
+
+@pytest.mark.parametrize("kind", ["module", "variable", "dataclass", "pytree", "shared", "cycle"])
+def test_new_objects_that_are_returned(kind):
+    jitted = transforms.jit(lambda net, x: made(kind, x + net.n))
+    net, found = Net(), []
+    for i in range(7):
+        x = jnp.full(2, float(i))
+        result = jitted(net, x)
+        if kind != "pytree":
+            assert same(look(result), look(made(kind, x)))
+        found.append(result)
+    assert followed(jitted)
+    if not isinstance(result, tuple):  # a value
+        assert len({*map(id, found)}) == len(found)
+    if kind == "variable":
+        result.value += 1  # it belongs to the caller, not to a trace
+        assert result.momentum == 0.9
+    if kind == "module":
+        result.training = False
+        assert result.extra[2]["a"] is result.n
+        assert result.layers[0] is not found[-2].layers[0]
+    if kind == "pytree":
+        assert (result[0].by, result[0].x.tolist()) == (2, [6.0, 6.0])
 
 
 def test_models_that_are_called_in_turn_do_not_mix():
