@@ -102,7 +102,7 @@ def search(
 
 
 def _children(x: Any) -> Iterator[tuple[str, _Step, Any]]:
-    rule = _classify.RULES.get(type(x))
+    rule = _rule_of(x)
     if isinstance(rule, Kind) and not rule.is_variable:
         try:
             _, keys, values = rule.open(x)
@@ -122,8 +122,13 @@ def _children(x: Any) -> Iterator[tuple[str, _Step, Any]]:
 def _class_attributes(cls: type) -> Iterator[tuple[str, _Step, Any]]:
     for base in cls.__mro__:
         for key, value in [*vars(base).items()]:
-            if isinstance(_classify.RULES.get(type(value)), Kind):
+            if isinstance(_rule_of(value), Kind):
                 yield f".{key}", (CLASS, key), value
+
+
+def _rule_of(x: Any) -> Any:
+    """Return what an object is, nothing for functions: these are followed before."""
+    return None if type(x) in _classify.LOOK else _classify.rule_of(x)
 
 
 def _child(x: Any, where: str, key: Any) -> Any:

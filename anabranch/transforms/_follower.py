@@ -139,11 +139,14 @@ class _Follower:
 
     def _take_function(self, arguments: Arguments, head: Head) -> None:
         """Compare what the function captures; objects are found by weak references."""
-        if head.watch:
-            arguments.compare_captures(head.watch)
+        names = arguments.compare_captures(head.watch) if head.watch else {}
         for node in head.nodes:
-            name = self._find(node)
-            arguments.add_node(name)
+            if not isinstance(node, int):
+                arguments.add_node(self._find(node))
+            elif node in names:
+                arguments.add_node(names[node])
+            else:
+                raise Unplannable
         variables = iter(head.variables)
         for root, start in zip(head.roots, head.starts, strict=True):
             while len(arguments.leaves) < start:

@@ -116,7 +116,7 @@ class Head(NamedTuple):
     found: object  # the stamp of what was found by its use
     roots: Sequence[weakref.ref[Any]]
     starts: Sequence[int]
-    nodes: Sequence[weakref.ref[Any]]
+    nodes: Sequence[weakref.ref[Any] | int]  # containers by their places in what is watched
     variables: Sequence[tuple[int, Any, type]]  # which nodes, their metadata, their classes
     table: Table
     captures_nothing: bool
@@ -124,7 +124,8 @@ class Head(NamedTuple):
 
     def read(self, spine: Spine) -> bool:
         """Read the function; return False if that has to be done in full."""
-        if self.found is not found_stamp() or not self.watch.is_same():
+        now = self.watch.read() if self.watch else ()
+        if self.found is not found_stamp() or now is None:
             return False
         if self.hidden is not None and self.hidden[0]() != self.hidden[1]:
             return False
@@ -133,7 +134,7 @@ class Head(NamedTuple):
             spine.roots += [ref() for ref in self.roots]
             spine.starts += self.starts
         if self.nodes:
-            spine.nodes += [ref() for ref in self.nodes]
+            spine.nodes += [now[ref] if isinstance(ref, int) else ref() for ref in self.nodes]
             for i, metadata, cls in self.variables:
                 variable = spine.nodes[i]
                 if type(variable) is not cls or variable._metadata is not metadata:
@@ -269,15 +270,21 @@ _HEADS = 64
 def _head_of(spine: Spine, watch: Watch, found: object, hidden: Any) -> Head | None:
     """Return what can be remembered of what was read, None if not all of it can."""
     variables: list[tuple[int, Any, type]] = []
+    nodes: list[weakref.ref[Any] | int] = []
     for i, node in enumerate(spine.nodes):
         if _classify.rule_of(node) is _VARIABLE:
             variables.append((i, node._metadata, type(node)))
         elif not isinstance(node, types.FunctionType):
-            return None
+            place = watch.place_of(node)
+            if place is None:
+                return None
+            nodes.append(place)
+            continue
+        nodes.append(weakref.ref(node))
     values = [spine.nodes[i]._value for i, _, _ in variables]
     if [*map(id, values)] != [*map(id, spine.leaves)]:
         return None
-    roots, nodes = [*map(weakref.ref, spine.roots)], [*map(weakref.ref, spine.nodes)]
+    roots = [*map(weakref.ref, spine.roots)]
     return Head(
         watch,
         found,

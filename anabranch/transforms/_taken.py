@@ -136,16 +136,18 @@ class Arguments:
         """Read one of the nodes, a Variable that the function captures."""
         self.leaves.append(self._read_variable(self.nodes[node], metadata, cls))
 
-    def compare_captures(self, watch: Watch) -> None:
-        """Compare what functions capture."""
+    def compare_captures(self, watch: Watch) -> dict[int, str]:
+        """Compare what functions capture; return the names of containers by their places."""
         source = self.source
-        conditions = watch.conditions(source.constant)
-        if conditions is None:
-            source.unless(f"{source.constant(watch.is_same)}()")
-        elif conditions:
+        conditions, names = watch.conditions(source) or (
+            (f"{source.constant(watch.is_same)}()",),
+            {},
+        )
+        if conditions:
             source.add("try:")
             source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
             source.add("except (LookupError, ValueError, RuntimeError): return AGAIN")
+        return names
 
     def _take_function(self, name: str, x: types.FunctionType) -> None:
         """Compare a function that reaches no object, and see that it still reaches none."""
