@@ -157,7 +157,7 @@ class Ending:
         source = self.source
         if variables is not None:
             source.add(f"new = {self._outputs()}", 2)
-        if puts and self.writer.told:
+        if puts and self.writer.tells:
             source.add("writer.tell(objects)", 2)
         source.add("COMMITS.begun += 1", 2)
         source.add("try:", 2)
@@ -173,7 +173,7 @@ class Ending:
             source.add("writer.put_back(holders, before)", 3)
             source.add("raise", 3)
         source.add("finally:", 2)
-        if puts and self.writer.told:
+        if puts and self.writer.tells:
             source.add("writer.tell(objects)", 3)
         source.add("COMMITS.ended = COMMITS.begun", 3)
 

@@ -128,7 +128,7 @@ class _Follower:
         source.add("ended = COMMITS.ended")
         named = f"len(kwargs) == {len(kwargs)}" if kwargs else "not kwargs"
         source.unless(f"len(args) == {len(args)} and {named}")
-        arguments = Arguments(source)
+        arguments = Arguments(source, self._shared())
         self._take_function(arguments, head)
         self._take_arguments(arguments, static, args, kwargs)
         self._guard(arguments)
@@ -136,6 +136,14 @@ class _Follower:
         self._call()
         Ending(self, arguments).add()
         return source.compile()
+
+    def _shared(self) -> dict[int, str]:
+        """Return expressions for the arguments that hang on a Module, by id."""
+        sharing = self.plan.sharing
+        return {
+            id(self.segments[number].objects[index]): f"s{number}.objects[{index}]"
+            for _, number, index in (() if sharing is None else sharing.attached)
+        }
 
     def _take_function(self, arguments: Arguments, head: Head) -> None:
         """Compare what the function captures; objects are found by weak references."""
@@ -193,6 +201,7 @@ class _Follower:
             source.add(f"s{i} = segment{i}()")
             source.unless(f"s{i} is not None and s{i}.fresh")
             names.append(f"s{i}")
+        arguments.check_shared(self.plan.sharing)
         comma = "," if names else ""
         source.unless(
             f"STRUCTURE.unwatched is plan.unwatched or rearm(({', '.join(names)}{comma}))"

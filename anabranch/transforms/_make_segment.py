@@ -19,7 +19,7 @@ from anabranch.graph._graphdef import Edge, Entry
 from anabranch.graph._kind import Kind, is_same, key_value
 from anabranch.graph._state import State
 from anabranch.graph._watchers import memory_of, watch
-from anabranch.transforms._places import Loose, Place, is_loosened, spine_of
+from anabranch.transforms._places import VALUE, Loose, Place, is_loosened, spine_of
 from anabranch.transforms._segment import NOTHING, Attributes, Opened, Segment
 from anabranch.transforms._trees import leaves_below, tree_entries
 from anabranch.transforms._watch import Unplannable
@@ -120,7 +120,7 @@ class _Maker:
         if type(edge) is int and edge < 0:
             self.segment.variables.append(obj)
             self.of_variables.append(~edge)
-        elif not self._add_tree(Place(obj, None, (index, 0)), obj._value, may_be_loose=True):
+        elif not self._add_tree(Place(obj, VALUE, (index, 0)), obj._value, may_be_loose=True):
             raise Unplannable  # it holds a container of something else than arrays
 
     def _add_tree(self, place: Place, tree: Any, *, may_be_loose: bool) -> bool:

@@ -24,10 +24,18 @@ from anabranch.transforms._spine import Spine, are_arrays
 from anabranch.transforms._watch import Unplannable
 
 
+class _Value:
+    """The only key of its kind."""
+
+
+VALUE = _Value()
+"""The key of what a Variable holds."""
+
+
 class Place(NamedTuple):
     """Where something is."""
 
-    holder: Any  # attributes or elements; or a Variable, if the key is None
+    holder: Any  # attributes or elements, or a Variable
     key: Any
     at: tuple[int, int]  # the index of the object, and the position in it
 
@@ -37,7 +45,7 @@ class Place(NamedTuple):
         Raises:
             LookupError: somebody has deleted it.
         """
-        return self.holder._value if self.key is None else self.holder[self.key]
+        return self.holder._value if self.key is VALUE else self.holder[self.key]
 
 
 class Loose(NamedTuple):

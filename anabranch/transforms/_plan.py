@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,8 @@ from anabranch.transforms._box import Report
 from anabranch.transforms._make_segment import make_segment
 from anabranch.transforms._places import loosen
 from anabranch.transforms._result import picker
-from anabranch.transforms._segment import Segment
+from anabranch.transforms._segment import Segment, drop_others
+from anabranch.transforms._sharing import Sharing, find_sharing
 from anabranch.transforms._spine import Spine
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import Writer, key_of, places_of_containers
@@ -86,6 +88,7 @@ class Plan:
         "nodes",
         "parts",
         "roots",
+        "sharing",
         "unwatched",
     )
 
@@ -98,6 +101,7 @@ class Plan:
         roots: Mapping[int, int],
         nodes: Mapping[int, int],
         loose: Collection[tuple[int, int]],
+        sharing: Sharing | None,
     ) -> None:
         self.function, self.graphdef = function, graphdef
         _, self._variables, self.unwatched = stamps
@@ -105,8 +109,10 @@ class Plan:
         self.latest: _Known | None = None  # what the last of them did
         self.parts = parts
         self.roots = roots  # from the index of a root to its number in the spine
-        self.nodes = nodes  # the same for the nodes of the spine, those in loose places included
+        # the same for the nodes of the spine, without shared ones, and with those in loose places
+        self.nodes = nodes
         self.loose = loose  # those places: the index of an object, and the position in it
+        self.sharing = sharing
         self._known: dict[int, _Known] = {}
 
     def watch(self, segments: Sequence[Segment], forget: Callable[[Any], None]) -> None:
@@ -120,12 +126,10 @@ class Plan:
         """Return the leaves and the segments, or None if the structure has changed."""
         variables = STRUCTURE.variables
         same_variables = variables is self._variables
-        given = spine.leaves
-        leaves: Sequence[Any] = []
         segments: list[Segment] = []
+        read: list[Sequence[Any]] = []
         nodes: list[Any] = []
-        at = 0
-        for ref, root, start in self.parts:
+        for ref, root, _ in self.parts:
             segment = ref()
             if segment is None:
                 return None
@@ -133,6 +137,13 @@ class Plan:
             if found is None:
                 return None
             segments.append(segment)
+            read.append(found)
+        if self.sharing is not None and not self.sharing.read(spine, segments):
+            return None
+        given = spine.leaves
+        leaves: Sequence[Any] = []
+        at = 0
+        for (_, _, start), found in zip(self.parts, read, strict=True):
             if start > at:
                 leaves = [*leaves, *given[at:start]]
                 at = start
@@ -153,6 +164,16 @@ class Plan:
         """Tell whether no Module of it has been written or is gone."""
         segments = [part.segment() for part in self.parts]
         return all(segment is not None and segment.fresh for segment in segments)
+
+    def is_replaced_by(self, plan: Plan, spine: Spine) -> bool:
+        """Tell whether another plan knows the same roots, with other objects in the same places."""
+        if self.graphdef is not plan.graphdef or len(self.parts) != len(plan.parts):
+            return False
+        segments = [part.segment() for part in self.parts]
+        return all(
+            segment is not None and segment.root() is spine.roots[part.root]
+            for segment, part in zip(segments, plan.parts, strict=True)
+        )
 
     def rearm(self, segments: Sequence[Segment], unwatched: object) -> bool:
         """Tell whether no write to a Variable concerns this plan, and remember it.
@@ -265,39 +286,51 @@ def make_plan(
         Unplannable: the call holds what a plan cannot follow, or the report says more than what
             a plan can write.
     """
-    for index, position in places_of_containers(flat.graphdef, report):
-        loosen(flat.objects[index], key_of(flat.graphdef.entries[index], position))
     entries = flat.graphdef.entries
+    places: set[tuple[int, Any]] = set()
+    for index, position in places_of_containers(flat.graphdef, report):
+        loosen(flat.objects[index], key_of(entries[index], position))
+        places.add((id(flat.objects[index]), entries[index].keys[position]))
+    if places:
+        for root in spine.roots:
+            drop_others(root, places)
     index_of = {id(x): i for i, x in enumerate(flat.objects) if entries[i].kind.identity}
-    nodes = [*spine.nodes]
+    in_places: list[Any] = []
     loose: list[tuple[int, int]] = []
     roots: dict[int, int] = {}
-    parts: list[_Part] = []
     segments: list[Segment] = []
+    starts: list[int] = []
     seen: set[int] = set()
-    numbers: list[int] = []  # of the leaves, as they are read
-    at = 0
     for i, (root, start) in enumerate(zip(spine.roots, spine.starts, strict=True)):
         index = index_of.get(id(root), -1)
         if index < 0 or index in seen:
             continue
-        segment, in_places = make_segment(flat, index, seen)
+        segment, found = make_segment(flat, index, seen)
         loose += [each.place.at for each in segment.places.loose]
-        nodes += in_places
+        in_places += found
         roots[index] = i
         segments.append(segment)
-        parts.append(_Part(weakref.ref(segment), i, start))
-        numbers += [*range(len(numbers), len(numbers) + start - at), *segment.leaves]
-        at = start
-    numbers += range(len(numbers), len(numbers) + len(spine.leaves) - at)
+        starts.append(start)
+    sharing = find_sharing(spine, segments)
+    if sharing is not None:
+        starts = [bisect_left(sharing.kept, start) for start in starts]
+        sharing.read(spine, segments)
+    spine.nodes = nodes = [*spine.nodes, *in_places]
     of_nodes = {*map(id, nodes)}
     if len(of_nodes) < len(nodes) or not all(s.ids.isdisjoint(of_nodes) for s in segments):
         raise Unplannable
+    parts: list[_Part] = []
+    numbers: list[int] = []  # of the leaves, as they are read
+    at = 0
+    for root, start, segment in zip(roots.values(), starts, segments, strict=True):
+        parts.append(_Part(weakref.ref(segment), root, start))
+        numbers += [*range(len(numbers), len(numbers) + start - at), *segment.leaves]
+        at = start
+    numbers += range(len(numbers), len(numbers) + len(spine.leaves) - at)
     at_nodes = {index_of.get(id(node), -1): i for i, node in enumerate(nodes)}
     if -1 in at_nodes or numbers != list(range(len(flat.leaves))):
         raise Unplannable
-    plan = Plan(function, flat.graphdef, stamps, parts, roots, at_nodes, frozenset(loose))
-    spine.nodes = nodes
+    plan = Plan(function, flat.graphdef, stamps, parts, roots, at_nodes, frozenset(loose), sharing)
     if plan.learn(spine, segments, report).writer is None:
         raise Unplannable
     if STRUCTURE.stamp is not stamps.structure:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from anabranch.graph import _classify
@@ -177,3 +177,19 @@ def give(root: Any, plan: Any, segment: Segment) -> None:
             if not known.fresh:
                 owned.pop(other, None)
         owned[plan] = segment
+
+
+def drop_others(root: Any, places: Collection[tuple[int, Any]]) -> None:
+    """Drop what keeps alive what was in some places: all for whom one of them is not loose.
+
+    Arguments:
+        root: the owner.
+        places: ids of objects, and keys.
+    """
+    with _OWNING:
+        kind: Any = _classify.rule_of(root)
+        owned = kind.kept_plans(root)
+        for plan, known in list(owned.items()):
+            if any(place[0] in known.ids and place not in known.loose for place in places):
+                known.fresh = False
+                owned.pop(plan, None)

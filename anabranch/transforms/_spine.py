@@ -4,7 +4,7 @@ A Module can say whether it has changed, and it can own what is known of it; a l
 or a dataclass that is an argument can do neither. So everything down to the first Modules (the
 **roots**) is read anew on every call, into a key in which plans are looked up: exact types, keys,
 static values, and the identities of roots. Two calls with equal keys and unchanged roots have the
-same graphdef, if the nodes of the spine are different objects and none of them hangs on a root.
+same graphdef, if none of the nodes of the spine hangs on a root, or the same ones do (`_sharing`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,18 @@ class Table(dict[Any, Any]):
 class Spine:
     """What was read: the key, and the objects of this call in the order of the walk."""
 
-    __slots__ = ("key", "leaves", "nodes", "opened", "roots", "starts", "table", "tokens")
+    __slots__ = (
+        "key",
+        "leaves",
+        "nodes",
+        "num_head",
+        "opened",
+        "roots",
+        "spans",
+        "starts",
+        "table",
+        "tokens",
+    )
 
     key: tuple[Any, ...]
     """What plans are looked up by."""
@@ -52,6 +63,9 @@ class Spine:
         self.roots: list[Any] = []
         self.starts: list[int] = []  # how many leaves came before each root
         self.nodes: list[Any] = []  # Variables, lists, dicts and others with identity
+        self.num_head = 0  # how many of them the function captures
+        self.spans: dict[int, tuple[int, int, int]] = {}
+        """For each node, its first leaf, the leaf after its last one, and the same for nodes."""
         self.opened = 0
 
     def add(self, x: Any, depth: int = _DEPTH, *, numbers: bool = True) -> None:
@@ -87,6 +101,7 @@ class Spine:
         self.opened += 1
         if not depth or self.opened > _LIMIT:
             raise Unplannable
+        number, start = len(self.nodes), len(self.leaves)
         if kind.identity:
             self.nodes.append(x)
         extra, keys, values = kind.open(x)
@@ -98,9 +113,11 @@ class Spine:
         if are_arrays(values):  # most often
             self.tokens += [None] * len(values)
             self.leaves += values
-            return
-        for value in values:
-            self.add(value, depth - 1, numbers=numbers)
+        else:
+            for value in values:
+                self.add(value, depth - 1, numbers=numbers)
+        if kind.identity:
+            self.spans[number] = start, len(self.leaves), len(self.nodes)
 
 
 def are_arrays(values: Sequence[Any]) -> bool:
@@ -205,13 +222,11 @@ class SpineReader:
         try:
             if self._head is None or not self._head.read(spine):
                 spine = self._read_function()
+            spine.num_head = len(spine.nodes)
             self._read_arguments(spine, args, kwargs)
         except (Unplannable, NodeTypeError, StaticValueError):
             return None
-        nodes = spine.nodes
-        if len(nodes) > 1 and len({*map(id, nodes)}) < len(nodes):
-            return None
-        spine.key = tuple(spine.tokens)
+        spine.key = (*spine.tokens, *_repeats(spine.nodes))
         return spine
 
     def _read_arguments(self, spine: Spine, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -296,6 +311,15 @@ def _head_of(spine: Spine, watch: Watch, found: object, hidden: Any) -> Head | N
         not (watch or roots or nodes),
         hidden,
     )
+
+
+def _repeats(nodes: Sequence[Any]) -> tuple[Any, ...]:
+    """Return for each node the first place that it has, nothing if all are different."""
+    ids = [*map(id, nodes)]
+    if len({*ids}) == len(ids):
+        return ()
+    first: dict[int, int] = {}
+    return ("repeats", *[first.setdefault(x, i) for i, x in enumerate(ids)])
 
 
 def _add_static(spine: Spine, x: Any) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -25,6 +26,8 @@ from anabranch.transforms._columns import (
     have_types,
     leaf_types,
 )
+from anabranch.transforms._places import spine_of
+from anabranch.transforms._sharing import Sharing
 from anabranch.transforms._source import Source
 from anabranch.transforms._trees import tree_of
 from anabranch.transforms._watch import Unplannable, Watch
@@ -37,16 +40,24 @@ _LONG = 8  # children of one form from which on they are read by columns
 
 
 class Arguments:
-    """The part that takes the arguments of a call apart, and compares them."""
+    """The part that takes the arguments of a call apart, and compares them.
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    Arguments:
+        source: where the lines go.
+        shared: expressions for the arguments that hang on a Module which is passed, too, by id.
+    """
+
+    def __init__(self, source: Source, shared: Mapping[int, str]) -> None:
+        self.source, self._shared = source, shared
         self.roots: list[str] = []
         self.starts: list[int] = []  # how many leaves come before each root
         self.leaves: list[str] = []
         self.lengths: dict[str, int] = {}  # of lists of leaves
         self.nodes: list[str] = []  # those with identity that are no roots
         self.children: dict[str, Sequence[str]] = {}  # of nodes: the names of what they hold
+        self._attached: list[tuple[str, str]] = []  # names of arguments, and what they have to be
+        self._first: dict[int, str] = {}  # the names of nodes by id
+        self._num_repeated = 0
         self._ids: list[str] = []  # their ids, as they are written in a set
 
     def take(self, name: str, x: Any, *, numbers: bool = True) -> None:
@@ -59,6 +70,17 @@ class Arguments:
         """
         source, cls = self.source, type(x)
         rule = _classify.RULES.get(cls)
+        if isinstance(rule, Kind) and rule.identity and not rule.is_root:
+            if id(x) in self._shared:
+                self._attached.append((name, self._shared[id(x)]))
+                self._pass_over(x)
+                return
+            first = self._first.setdefault(id(x), name)
+            if first != name:
+                source.unless(f"{name} is {first}")
+                self._num_repeated += 1
+                self._pass_over(x)
+                return
         if rule is _classify.LEAF or (rule is _classify.NUMBER and numbers):
             source.unless(f"type({name}) in {source.constant(leaf_types(numbers))}")
             self.leaves.append(name)
@@ -81,6 +103,11 @@ class Arguments:
             self._take_function(name, x)
         else:
             self.take_static(name, x)
+
+    def _pass_over(self, x: Any) -> None:
+        """Add the roots below something that is known to be the same."""
+        for root in spine_of(x).roots:
+            self.add_root(f"{self.source.constant(weakref.ref(root))}()")
 
     def add_root(self, name: str) -> None:
         """Add an object that can keep what plans know of it, and that is known to be the same."""
@@ -290,7 +317,8 @@ class Arguments:
             raise Unplannable
         if not children:
             return ()
-        runs = _runs(children, numbers=numbers) if len(children) >= _LONG else []
+        apart = {*self._shared, *self._first}
+        runs = _runs(children, apart, numbers=numbers) if len(children) >= _LONG else []
         if not runs:
             names = [source.fresh() for _ in children]
             source.add(f"{', '.join(names)}, = {expression}")
@@ -324,6 +352,14 @@ class Arguments:
         leaves = columns.join()
         if leaves is not None:
             self.add_leaves(leaves, len(columns.leaves) * len(rows))
+
+    def check_shared(self, sharing: Sharing | None) -> None:
+        """Compare the arguments that hang on a Module, when the segments are known."""
+        attached, repeated = sharing[:2] if sharing is not None else ((), ())
+        if (len(self._attached), self._num_repeated) != (len(attached), len(repeated)):
+            raise Unplannable  # one of them is read by columns
+        for name, expected in self._attached:
+            self.source.unless(f"{name} is {expected}")
 
     def check_nodes(self, segments: Sequence[str]) -> None:
         """Compare nodes with one another, and with what hangs on roots: all must be different."""
@@ -380,9 +416,17 @@ def _is_itself(x: Any) -> bool:
     return _classify.RULES.get(type(x)) is _classify.STATIC and not callable(x)
 
 
-def _runs(children: Sequence[Any], *, numbers: bool) -> list[tuple[int, int]]:
-    """Return where long runs of children of one form start and end."""
-    forms = [form_of(child, numbers=numbers) for child in children]
+def _runs(
+    children: Sequence[Any], apart: Collection[int], *, numbers: bool
+) -> list[tuple[int, int]]:
+    """Return where long runs of children of one form start and end.
+
+    Arguments:
+        children: values.
+        apart: the ids of those that belong to no run.
+        numbers: whether Python numbers are leaves.
+    """
+    forms = [None if id(x) in apart else form_of(x, numbers=numbers) for x in children]
     found: list[tuple[int, int]] = []
     start = 0
     for end in range(1, len(forms) + 1):

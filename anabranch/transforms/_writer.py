@@ -117,12 +117,16 @@ class Writer:
         """What is put, a tuple."""
         self.passed = [source for source in self.placed.leaves if source >= 0]
         """The leaves among it, which must not be numbers."""
-        self.told = [
+        self._cells = [
+            at[put.entry] for put, is_one in zip(puts, of_variables, strict=True) if is_one
+        ]
+        self._told = [
             (at[put.entry], key)
             for put, key in zip(puts, self.keys, strict=True)
             if graphdef.entries[put.entry].kind is _kinds.MODULE and put.has_containers
         ]
         """The attributes of Modules, given as positions in `holders`, that get containers."""
+        self.tells = bool(self._told or self._cells)
 
     def write(
         self,
@@ -195,8 +199,9 @@ class Writer:
                 write(*place)
 
     def tell(self, objects: Sequence[Any]) -> None:
-        """Tell those who watch a Module that get containers; it is done before and after."""
-        for i, name in self.told:
+        """Tell those who know what is replaced; it is done before and after. The lock is held."""
+        forget_all([objects[i] for i in self._cells])
+        for i, name in self._told:
             _module.tell_of_write(objects[i], name)
 
     def _holding(self, holders: Sequence[Any], leaves: Sequence[Any]) -> Sequence[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -383,3 +385,62 @@ def test_a_container_that_holds_itself_is_no_tree():
         jitted(model)
         assert model.tree[1] is model.tree
     assert model.tree[0].tolist() == [2.0, 2.0]  # 3, 7, 15, 31, 63 % 61
+
+
+@pytest.mark.parametrize("reads", [0, 1, 5])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_replaced_is_freed_though_another_function_has_read_it(place, reads):
+    obj, get, put = PLACES[place](table())
+    others = [PLACES[place](table())[0] for _ in range(3)]  # so that no id is used again
+
+    def step(obj: Any) -> None:
+        put(obj, renewed(get(obj)))
+
+    jitted, reader = ab.jit(step), ab.jit(lambda obj: renewed(get(obj)))
+    for _ in range(reads):
+        reader(obj)
+    first = weakref.ref(get(obj)["w"])
+    for _ in range(6):
+        jitted(obj)
+    gc.collect()
+    assert first() is None
+    for _ in range(6):
+        second = weakref.ref(get(obj)["w"])
+        reader(obj)
+        jitted(obj)
+        assert second() is None
+    assert len(others) == 3
+
+
+def test_a_variable_that_held_an_array_holds_trees():
+    model = Model(ab.Variable(jnp.ones(2)))
+    reader = ab.jit(lambda m: jax.tree.leaves(m.tree.value)[0] + 1)
+
+    def step(model: Model) -> None:
+        model.tree.value = renewed(model.tree.value)
+
+    jitted = ab.jit(step)
+    for _ in range(5):
+        reader(model)
+    model.tree.value = {"k": jnp.ones(2)}
+    assert reader(model).tolist() == [2.0, 2.0]
+    first = weakref.ref(model.tree.value["k"])
+    for i in range(6):
+        jitted(model)
+        gc.collect()
+        assert first() is None
+        assert reader(model).tolist() == [4.0, 8.0, 16.0, 32.0, 3.0, 6.0][i : i + 1] * 2
+
+
+@pytest.mark.parametrize("tree", ["dict", "tuple"])
+def test_none_is_a_key_like_others(tree):
+    ours, plain = Holding({None: TREES[tree](), "a": 1}), Holding({None: TREES[tree](), "a": 1})
+
+    def step(model: Holding) -> Any:
+        model.held[None] = renewed(model.held[None])
+        return model.held["a"]
+
+    jitted = ab.jit(step)
+    for _ in range(6):
+        assert int(jitted(ours)) == step(plain) == 1
+        assert shown(ours.held) == shown(plain.held)
