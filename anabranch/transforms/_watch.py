@@ -277,11 +277,12 @@ class Watch:
             names[container.at] = name
         opened = {*names, *[at for at, _ in self._same]}
         for i, (place, x) in enumerate(zip(places, now, strict=False)):
-            if i not in opened:
-                known = (
-                    f"{source.constant(weakref.ref(x))}()" if _is_weak(x) else source.constant(x)
-                )
-                found.append(f"{place} is {known}")
+            if i in opened:
+                continue
+            if _is_weak(x):  # when it is gone, None is no answer
+                found.append(f"{place} is {source.constant(weakref.ref(x))}() is not None")
+            else:
+                found.append(f"{place} is {source.constant(x)}")
         found += [f"{places[at]} is {names[first]}" for at, first in self._same]
         return found, names
 

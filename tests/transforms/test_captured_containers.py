@@ -247,3 +247,23 @@ def test_new_values_come_into_a_captured_container():
         assert cache["rows"]["k"].value.tolist() == [2.0 + i] * 2
     assert jitted._followers
     assert isinstance(cache["rows"]["k"].value, jax.Array)
+
+
+@pytest.mark.parametrize("calls", [2, 6])
+def test_none_in_the_place_of_what_is_gone_is_seen(calls):
+    nets: list[Any] = [Net(), Net()]
+    last: Any = Net()
+
+    def call(x: Any) -> Any:
+        x = nets[1](x) if nets[0] is None else nets[0](x) + nets[1](x)
+        return x if last is None else last(x)
+
+    jitted = ab.jit(call)
+    for _ in range(calls):
+        jitted(1.0)
+    nets[0] = None
+    gc.collect()
+    assert float(jitted(1.0)) == 2 * (2.0 + calls + 1) + calls + 1
+    last = None
+    gc.collect()
+    assert float(jitted(1.0)) == 2.0 + calls + 2
