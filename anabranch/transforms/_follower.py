@@ -217,6 +217,9 @@ class _Follower:
             self._take_leaves(arguments, reading.add())
             self.trees.update(reading.trees)
         self._take_leaves(arguments, arguments.leaves[at:])
+        if self.plan.order is not None:
+            self.places = [self.places[i] for i in self.plan.order]
+            self.inputs = arguments.inputs(self.places)
         arguments.check_nodes([f"s{i}" for i in range(len(self.segments))])
         source.unless("COMMITS.begun is ended")  # else it may be half of what another thread writes
 

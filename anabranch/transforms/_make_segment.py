@@ -250,8 +250,6 @@ class _Maker:
             if rule not in (LEAF, NUMBER, REF):
                 raise Unplannable
         segment.numbers, segment.leaves = numbers, sorted(numbers)
-        if numbers and segment.leaves[-1] - segment.leaves[0] != len(numbers) - 1:
-            raise Unplannable
         if segment.leaves != numbers:
             place = {leaf: i for i, leaf in enumerate(numbers)}
             segment.order = operator.itemgetter(*[place[leaf] for leaf in segment.leaves])

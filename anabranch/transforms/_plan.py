@@ -16,6 +16,7 @@ import functools
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from anabranch.graph._flatten import Flat
@@ -86,6 +87,7 @@ class Plan:
         "latest",
         "loose",
         "nodes",
+        "order",
         "parts",
         "roots",
         "sharing",
@@ -102,6 +104,7 @@ class Plan:
         nodes: Mapping[int, int],
         loose: Collection[tuple[int, int]],
         sharing: Sharing | None,
+        order: Sequence[int] | None,
     ) -> None:
         self.function, self.graphdef = function, graphdef
         _, self._variables, self.unwatched = stamps
@@ -113,6 +116,7 @@ class Plan:
         self.nodes = nodes
         self.loose = loose  # those places: the index of an object, and the position in it
         self.sharing = sharing
+        self.order = order  # the leaves by their places among those that were read, if they differ
         self._known: dict[int, _Known] = {}
 
     def watch(self, segments: Sequence[Segment], forget: Callable[[Any], None]) -> None:
@@ -150,6 +154,8 @@ class Plan:
             leaves = [*leaves, *found] if leaves else found
         if len(given) > at:
             leaves = [*leaves, *given[at:]]
+        if self.order is not None:
+            leaves = [leaves[i] for i in self.order]
         if nodes:
             spine.nodes = nodes = [*spine.nodes, *nodes]
             if len({*map(id, nodes)}) < len(nodes):
@@ -286,14 +292,8 @@ def make_plan(
         Unplannable: the call holds what a plan cannot follow, or the report says more than what
             a plan can write.
     """
+    _loosen(spine, flat, report)
     entries = flat.graphdef.entries
-    places: set[tuple[int, Any]] = set()
-    for index, position in places_of_containers(flat.graphdef, report):
-        loosen(flat.objects[index], key_of(entries[index], position))
-        places.add((id(flat.objects[index]), entries[index].keys[position]))
-    if places:
-        for root in spine.roots:
-            drop_others(root, places)
     index_of = {id(x): i for i, x in enumerate(flat.objects) if entries[i].kind.identity}
     in_places: list[Any] = []
     loose: list[tuple[int, int]] = []
@@ -319,20 +319,55 @@ def make_plan(
     of_nodes = {*map(id, nodes)}
     if len(of_nodes) < len(nodes) or not all(s.ids.isdisjoint(of_nodes) for s in segments):
         raise Unplannable
-    parts: list[_Part] = []
-    numbers: list[int] = []  # of the leaves, as they are read
-    at = 0
-    for root, start, segment in zip(roots.values(), starts, segments, strict=True):
-        parts.append(_Part(weakref.ref(segment), root, start))
-        numbers += [*range(len(numbers), len(numbers) + start - at), *segment.leaves]
-        at = start
-    numbers += range(len(numbers), len(numbers) + len(spine.leaves) - at)
+    order = _order(spine, flat, starts, segments)
     at_nodes = {index_of.get(id(node), -1): i for i, node in enumerate(nodes)}
-    if -1 in at_nodes or numbers != list(range(len(flat.leaves))):
+    if -1 in at_nodes:
         raise Unplannable
-    plan = Plan(function, flat.graphdef, stamps, parts, roots, at_nodes, frozenset(loose), sharing)
+    parts = [
+        _Part(weakref.ref(segment), root, start)
+        for root, start, segment in zip(roots.values(), starts, segments, strict=True)
+    ]
+    plan = Plan(
+        function, flat.graphdef, stamps, parts, roots, at_nodes, frozenset(loose), sharing, order
+    )
     if plan.learn(spine, segments, report).writer is None:
         raise Unplannable
     if STRUCTURE.stamp is not stamps.structure:
         raise Unplannable  # somebody wrote while we were looking
     return plan, segments
+
+
+def _loosen(spine: Spine, flat: Flat, report: Report) -> None:
+    """Make the places loose where the function puts new containers; see `_places`."""
+    entries = flat.graphdef.entries
+    places: set[tuple[int, Any]] = set()
+    for index, position in places_of_containers(flat.graphdef, report):
+        loosen(flat.objects[index], key_of(entries[index], position))
+        places.add((id(flat.objects[index]), entries[index].keys[position]))
+    if places:
+        for root in spine.roots:
+            drop_others(root, places)
+
+
+def _order(
+    spine: Spine, flat: Flat, starts: Sequence[int], segments: Sequence[Segment]
+) -> Sequence[int] | None:
+    """Return where each leaf is among those that are read, None if they are read in order.
+
+    Raises:
+        Unplannable: other leaves are read, or one of them in two places.
+    """
+    of_segments = {*chain.from_iterable([segment.leaves for segment in segments])}
+    others = [i for i in range(len(flat.leaves)) if i not in of_segments]
+    if [id(flat.leaves[i]) for i in others] != [*map(id, spine.leaves)]:
+        raise Unplannable
+    numbers: list[int] = []
+    at = 0
+    for start, segment in zip(starts, segments, strict=True):
+        numbers += [*others[at:start], *segment.leaves]
+        at = start
+    numbers += others[at:]
+    in_order = [*range(len(flat.leaves))]
+    if len(numbers) != len(in_order):
+        raise Unplannable
+    return None if numbers == in_order else sorted(in_order, key=numbers.__getitem__)

@@ -25,9 +25,10 @@ def lines(effort: Effort, depths: tuple[int, ...] | None = None) -> Iterator[Lin
     """Yield the lines of the row."""
     for depth in depths or effort.pick(DEPTHS[:3], DEPTHS):
         yield _line(depth, effort)
-    for depth in depths or effort.pick(DEPTHS[1:2], DEPTHS):
-        makers = {OURS: partial(with_states, depth), BARE: partial(bare, depth)}
-        yield compare(4, "moments in States", 1 + 6 * depth, makers, effort)
+    for case, make in (("moments in States", with_states), ("moments in dicts", with_dicts)):
+        for depth in depths or effort.pick(DEPTHS[1:2], DEPTHS):
+            makers = {OURS: partial(make, depth), BARE: partial(bare, depth)}
+            yield compare(4, case, 1 + 6 * depth, makers, effort)
 
 
 def _line(depth: int, effort: Effort) -> Line:
@@ -188,3 +189,40 @@ def with_states(depth: int) -> Step:
     adam, (x, y) = StateAdam(net), data()
     called = ab.jit(state_step)
     return Step(lambda: called(net, adam, x, y), lambda: adam.count)
+
+
+class DictAdam(ab.Module):
+    """The parameters and the moments in dicts, which every step replaces by new ones."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.params = params
+        self.first, self.second = ({k: jnp.zeros_like(p) for k, p in params.items()} for _ in "12")
+        self.count = jnp.array(0)
+
+
+def dict_step(adam: DictAdam, x: Any, y: Any) -> Any:
+    """Take one step with dicts."""
+
+    def loss_of(params: Any) -> Any:
+        out = x
+        for i in range(len(params) // 2):
+            out = jnp.tanh(out @ params[f"w{i:03}"] + params[f"b{i:03}"])
+        return jnp.mean((out - y) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_of)(adam.params)
+    adam.count += 1
+    trees = adam.params, grads, adam.first, adam.second
+    moved = jax.tree.map(lambda *leaves: adam_leaf(*leaves, adam.count), *trees)
+    adam.params, adam.first, adam.second = jax.tree.transpose(
+        jax.tree.structure(adam.params), jax.tree.structure((0, 0, 0)), moved
+    )
+    return loss
+
+
+def with_dicts(depth: int) -> Step:
+    """Return our step with everything in dicts."""
+    layers, _, _, _ = pure_state(depth)
+    weights = {f"w{i:03}": w for i, (w, _) in enumerate(layers)}
+    adam = DictAdam({f"b{i:03}": b for i, (_, b) in enumerate(layers)} | weights)
+    (x, y), called = data(), ab.jit(dict_step)
+    return Step(lambda: called(adam, x, y), lambda: adam.count)

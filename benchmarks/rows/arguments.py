@@ -158,6 +158,30 @@ def captured(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
     return Step(lambda: called(data), lambda: model.count[...])
 
 
+def captured_in_containers(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Capture a list of the objects, and a dict of functions."""
+    held, functions = [*nodes], {"step": step, "loss": lambda total: total}
+    (data,) = rest
+    called = jit(lambda data: functions["loss"](functions["step"](*held, data)))
+    return Step(lambda: called(data), lambda: nodes[0].count[...])
+
+
+def with_a_part(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Pass a Variable of the model, too, and the list of its blocks."""
+
+    def function(count: Any, blocks: Any, *more: Any) -> Any:
+        count[...] += 1
+        more[1].count[...] += 1
+        total = more[-1].sum() + 0 * len(blocks)
+        more[2].total[...] += total
+        more[2].seen[...] += 1
+        return total
+
+    called = jit(function)
+    model = nodes[0]
+    return Step(lambda: called(model.count, model.blocks, *nodes, *rest), lambda: model.count[...])
+
+
 def metrics_in_a_dict(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
     """Pass the batch in a dict, and return a dict."""
 
@@ -211,6 +235,8 @@ WAYS = {
     "method wrapped in the class": method,
     "a static argument": static,
     "captured in a closure": captured,
+    "captured in a list and a dict": captured_in_containers,
+    "parts of the model, too": with_a_part,
     "a batch and metrics in dicts": metrics_in_a_dict,
     "an optimiser in named tuples": in_named_tuples,
 }
