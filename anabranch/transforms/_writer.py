@@ -33,7 +33,8 @@ from anabranch.transforms._watch import Unplannable
 
 _ABSENT = object()
 _HOLDERS = frozenset({_kinds.MODULE, _kinds.LIST, _kinds.DEQUE, _kinds.DICT, _kinds.OBJECT})
-_PLAIN_KEYS = frozenset({str, int, bool, bytes})  # nothing of the user runs when they are hashed
+_PLAIN_KEYS = frozenset({str, int, bool, bytes, float, type(None)})
+"""Types of keys that nothing of the user runs for when they are hashed."""
 _call: Callable[..., Any] = operator.call
 _get: Callable[[Any, str], Any] = object.__getattribute__
 _set: Callable[[Any, str, Any], None] = object.__setattr__
