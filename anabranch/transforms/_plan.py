@@ -171,16 +171,6 @@ class Plan:
         segments = [part.segment() for part in self.parts]
         return all(segment is not None and segment.fresh for segment in segments)
 
-    def is_replaced_by(self, plan: Plan, spine: Spine) -> bool:
-        """Tell whether another plan knows the same roots, with other objects in the same places."""
-        if self.graphdef is not plan.graphdef or len(self.parts) != len(plan.parts):
-            return False
-        segments = [part.segment() for part in self.parts]
-        return all(
-            segment is not None and segment.root() is spine.roots[part.root]
-            for segment, part in zip(segments, plan.parts, strict=True)
-        )
-
     def rearm(self, segments: Sequence[Segment], unwatched: object) -> bool:
         """Tell whether no write to a Variable concerns this plan, and remember it.
 
@@ -311,6 +301,8 @@ def make_plan(
         roots[index] = i
         segments.append(segment)
         starts.append(start)
+    for segment in segments:
+        segment.beside.update([id(flat.objects[index]) for index in roots])
     sharing = find_sharing(spine, segments)
     if sharing is not None:
         starts = [bisect_left(sharing.kept, start) for start in starts]

@@ -7,7 +7,6 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from anabranch import _jax
@@ -131,9 +130,6 @@ class Plans:
             self._forms.pop(key, None)
             self.followers.pop(key, None)
 
-    def _forms_of(self, key: int) -> list[tuple[Plan, Any]]:
-        return [*chain.from_iterable(self._forms.get(key, {}).values())]
-
     def drop_followers(self, plan: Plan) -> None:
         """Drop what follows a plan."""
         for key, every in [*self._forms.items()]:
@@ -220,11 +216,9 @@ class Plans:
         owners = weakref.ref(spine.table), weakref.ref(self)
         forget = functools.partial(_forget, *owners, spine.key)
         plan.watch(segments, forget)
+        objects = {*map(id, flat.objects)}
         for part, segment in zip(plan.parts, segments, strict=True):
-            give(spine.roots[part.root], plan, segment)
-        for known in [known for known, _ in self._forms_of(quick_key(args))]:
-            if known.is_replaced_by(plan, spine):  # it would keep alive what it knows
-                self.drop_followers(known)
+            give(spine.roots[part.root], plan, segment, objects)
         spine.table[spine.key] = plan
         return plan.finish(spine, segments, flat.leaves, report, groups)
 

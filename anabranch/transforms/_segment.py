@@ -85,7 +85,8 @@ class Segment(Watcher):
     def __init__(self, root: Any) -> None:
         super().__init__()
         self.root = weakref.ref(root)
-        self.ids: set[int] = set()  # of the objects below the root
+        self.ids: set[int] = set()  # of the root, and the objects below it
+        self.beside: set[int] = set()  # of all roots of the plan, some of which may be below it
         self.objects: dict[int, Any] = {}  # the same objects, by their index in the graphdef
         self.variables: list[Any] = []  # that hold an array each
         self.memory = NOTHING  # of what they hold
@@ -168,13 +169,22 @@ class Segment(Watcher):
         )
 
 
-def give(root: Any, plan: Any, segment: Segment) -> None:
-    """Let a root own a segment as long as the plan lives, and drop those that are out of date."""
+def give(root: Any, plan: Any, segment: Segment, objects: Collection[int]) -> None:
+    """Let a root own a segment as long as the plan lives, and drop those that are out of date.
+
+    A segment that knows an object which is not below the root any more would keep it alive.
+
+    Arguments:
+        root: the owner.
+        plan: for which calls.
+        segment: what is known of the root.
+        objects: the ids of all objects of the call.
+    """
     with _OWNING:
         kind: Any = _classify.rule_of(root)
         owned = kind.kept_plans(root)
         for other, known in list(owned.items()):
-            if not known.fresh:
+            if not (known.fresh and (known.ids | known.beside).issubset(objects)):
                 owned.pop(other, None)
         owned[plan] = segment
 

@@ -6,19 +6,18 @@ layers of a model) is read by columns: see `_columns`.
 
 from __future__ import annotations
 
-import enum
 import types
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
-import numpy as np
 
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._function import is_settled
 from anabranch.graph._kinds import Kind
 from anabranch.graph._state import State
+from anabranch.transforms._captures import is_itself
 from anabranch.transforms._columns import (
     Columns,
     form_of,
@@ -33,7 +32,6 @@ from anabranch.transforms._trees import tree_of
 from anabranch.transforms._watch import Unplannable, Watch
 
 _LINES = 20000  # of source; longer ones take long to compile
-_MAKERS = frozenset({"builtins", "jax", "jaxlib"})  # of functions, and of what wraps them
 _LARGE = 24  # tuples and what they hold
 _FEW = 4  # elements of a list that are named one by one
 _LONG = 8  # children of one form from which on they are read by columns
@@ -153,7 +151,7 @@ class Arguments:
         value, cls = self.source.constant(x), self.source.constant(type(x))
         if type(x) in _static.EXACT_BY_TYPE:
             same = f"{name} is {value} or (type({name}) is {cls} and {name} == {value})"
-        elif type(x) in (float, complex) or _is_itself(x):
+        elif type(x) in (float, complex) or is_itself(x):
             same = f"{name} is {value}"
         else:
             raise Unplannable
@@ -399,21 +397,6 @@ def _is_large(x: Any) -> bool:
         if isinstance(value, tuple):
             pending += cast("Iterable[Any]", value)
     return seen >= _LARGE
-
-
-def _is_itself(x: Any) -> bool:
-    """Tell whether a static value is what it is for good, so that its identity is enough.
-
-    Functions of the user are not: they may reach an object one day.
-    """
-    if isinstance(x, (type, enum.Enum, np.dtype)):
-        return True
-    if isinstance(x, types.BuiltinFunctionType):
-        return isinstance(x.__self__, types.ModuleType)
-    function = getattr(x, "__wrapped__", x)
-    if isinstance(function, types.FunctionType):
-        return is_settled(function) and type(x).__module__.partition(".")[0] in _MAKERS
-    return _classify.RULES.get(type(x)) is _classify.STATIC and not callable(x)
 
 
 def _runs(

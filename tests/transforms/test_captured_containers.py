@@ -9,7 +9,7 @@ import random
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -267,3 +267,116 @@ def test_none_in_the_place_of_what_is_gone_is_seen(calls):
     last = None
     gc.collect()
     assert float(jitted(1.0)) == 2.0 + calls + 2
+
+
+@jax.tree_util.register_pytree_node_class
+class Tree:
+    def __init__(self, a: Any) -> None:
+        self.a = a
+
+    def tree_flatten(self) -> Any:
+        return (), self.a
+
+    @classmethod
+    def tree_unflatten(cls, a: Any, _: Any) -> Any:
+        return cls(a)
+
+
+class Pair(NamedTuple):
+    f: Any
+    n: int = 1
+
+
+class Key:
+    def __init__(self, a: int) -> None:
+        self.a = a
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and other.a == self.a
+
+    def __hash__(self) -> int:
+        return hash(self.a)
+
+
+def later() -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """Return a function that captures an object some day, and what lets it."""
+    held: Any = None
+
+    def read() -> Any:
+        return held
+
+    def put(x: Any) -> None:
+        nonlocal held
+        held = x
+
+    return read, put
+
+
+@pytest.mark.filterwarnings("ignore::anabranch.errors.RetraceWarning")
+@pytest.mark.parametrize("calls", [1, 2, 7])
+@pytest.mark.parametrize("within", [lambda x: x, lambda x: (x,), Config, lambda x: {"k": [x]}])
+def test_what_changes_in_place_beside_an_object_is_seen(within, calls):
+    tree, key, (read, put) = Tree("s"), Key(1), later()
+    bound = functools.partial(lambda x, **more: x + sum(more.values()))
+    held = [within(tree), within(Pair(read)), within(key), within(bound), ab.Variable(jnp.array(0))]
+
+    def call(x: Any) -> Any:
+        held[-1].value += 1
+        found = read()
+        return bound(x) + len(tree.a) + key.a + (0 if found is None else found.value)
+
+    jitted = ab.jit(call)
+    steps = [
+        (lambda: None, 3.0),
+        (lambda: setattr(tree, "a", "text"), 6.0),
+        (lambda: setattr(key, "a", 3), 8.0),
+        (lambda: put(ab.Variable(jnp.array(100.0))), 108.0),
+    ]
+    for count, (write, expected) in enumerate(steps):
+        write()
+        for _ in range(calls):
+            assert float(jitted(1.0)) == expected
+        assert int(held[-1].value) == calls * (count + 1)
+
+
+@pytest.mark.filterwarnings("ignore::anabranch.errors.RetraceWarning")
+@pytest.mark.parametrize("calls", [1, 2, 7])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_keyword_that_comes_into_a_partial_is_seen(given, calls):
+    def call(x: Any, v: Any, **more: Any) -> Any:
+        for other in more.values():
+            other.value += 1
+        return x + v.value + sum(other.value for other in more.values())
+
+    bound = functools.partial(call, v=ab.Variable(jnp.array(1.0)))
+    jitted = ab.jit(bound if given else lambda x: bound(x))  # noqa: PLW0108 - it is captured
+    for _ in range(calls):
+        assert float(jitted(1.0)) == 2.0
+    bound.keywords["w"] = other = ab.Variable(jnp.array(5.0))
+    for i in range(calls):
+        assert float(jitted(1.0)) == 8.0 + i
+    assert float(other.value) == 5.0 + calls
+    del bound.keywords["w"]
+    assert float(jitted(1.0)) == 2.0
+
+
+def test_a_frozen_dataclass_that_gets_an_attribute_is_seen():
+    config = Config(Net())
+    held = [config]
+    jitted = ab.jit(lambda x: held[0].act(x) * len(vars(held[0])))
+    for i in range(6):
+        assert float(jitted(0.0)) == 2.0 * (i + 1)
+    object.__setattr__(config, "more", 1)
+    assert float(jitted(0.0)) == 21.0
+
+
+def test_a_named_tuple_that_a_captured_list_has_lost_is_freed():
+    held: list[Any] = [Pair(Net()), ab.Variable(jnp.array(0.0))]
+    jitted = ab.jit(lambda x: x + held[-1].value + (held[0].f(x) if len(held) > 1 else 0))
+    for _ in range(6):
+        jitted(1.0)
+    gone = weakref.ref(held[0].f)
+    held.pop(0)
+    gc.collect()
+    assert gone() is None
+    assert float(jitted(1.0)) == 1.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -144,3 +146,23 @@ def test_a_shared_argument_may_be_another_object_in_the_next_call():
         assert int(jitted(net, net.count, like)) == 1
         assert int(jitted(net, other, like)) == 0
         assert float(net.count.value) == 2.0 * (i + 1)
+
+
+@pytest.mark.filterwarnings("ignore::anabranch.errors.RetraceWarning")
+@pytest.mark.parametrize("form", ["a list", "a list before", "nothing", "all Variables"])
+def test_what_a_list_has_lost_is_freed_at_the_next_call(form):
+    jitted = ab.jit(step)
+    net, other = Net(), Net()
+    gone: list[weakref.ref[Any]] = []
+    for i in range(6):
+        for _ in range(4):
+            jitted(*FORMS[form](net, other))
+        gone.append(weakref.ref(net.layers[-1]))
+        if i % 2:
+            net.layers[-1] = Layer()
+        else:
+            net.layers.pop()
+            net.layers.append(Layer())
+        jitted(*FORMS[form](net, other))
+        gc.collect()
+        assert [ref() for ref in gone] == [None] * len(gone)
