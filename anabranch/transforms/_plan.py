@@ -269,7 +269,7 @@ _REPORTS = 64  # of one plan: one for each combination of shapes
 def make_plan(
     spine: Spine, flat: Flat, stamps: Stamps, function: Any, report: Report
 ) -> tuple[Plan, list[Segment]]:
-    """Make a plan of a call that was walked; `own` lets it live.
+    """Make a plan of a call that was walked; `give` lets it live.
 
     Arguments:
         spine: of the call.
