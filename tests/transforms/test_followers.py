@@ -19,6 +19,7 @@ from anabranch import transforms
 from anabranch.graph._classify import rule_of
 from anabranch.transforms._plans import Plans
 from tests.transforms.plan_worlds import Point, look, same
+from tests.transforms.test_plans_of_trees import Scaled
 
 
 class Linear(ab.Module):
@@ -288,19 +289,6 @@ def test_what_is_returned_is_the_callers_own_or_new(monkeypatch):
 class Frozen:
     x: Any
     n: int = 1
-
-
-@jax.tree_util.register_pytree_node_class
-class Scaled:
-    def __init__(self, x: Any, by: Any) -> None:
-        self.x, self.by = x, by
-
-    def tree_flatten(self) -> Any:
-        return (self.x,), self.by
-
-    @classmethod
-    def tree_unflatten(cls, by: Any, children: Any) -> Any:
-        return cls(*children, by)
 
 
 def made(kind: str, x: Any) -> Any:
