@@ -168,9 +168,12 @@ class Ending:
             written = f"join(writer.putting(holders, placed), {written})"
         source.add(f"deque({written}, 0)", 3)
         self._remember(3)
-        if puts:  # a Variable can always be written
+        if puts:  # an interrupt may come when all has been written
             source.add("except BaseException:", 2)
             source.add("writer.put_back(holders, before)", 3)
+            if variables is not None:
+                source.add(f"deque(map({write}, {variables}, old), 0)", 3)
+                self._forget(3)
             source.add("raise", 3)
         source.add("finally:", 2)
         if puts and self.writer.tells:

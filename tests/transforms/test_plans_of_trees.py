@@ -238,6 +238,31 @@ def test_a_failure_while_writing_puts_back_what_was_there():
     assert int(opts[0].state[0].count) == int(opts[1].state[0].count) == 4
 
 
+def test_an_interrupt_when_all_has_been_written_undoes_all():
+    model = Model()
+    opt = InAttribute(moments(model))
+    jitted = transforms.jit(step)
+    for _ in range(4):
+        jitted(model, opt, 1.0)
+    before = [model.w.value, model.b.value, opt.state]
+    (follower,) = jitted._followers.values()
+    names = follower.__globals__
+    write_all = names["deque"]
+
+    def interrupted(*args: Any) -> None:
+        names["deque"] = write_all
+        write_all(*args)
+        raise KeyboardInterrupt
+
+    names["deque"] = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        jitted(model, opt, 1.0)
+    after = [model.w.value, model.b.value, opt.state]
+    assert all(x is y for x, y in zip(after, before, strict=True))
+    assert int(jitted(model, opt, 1.0)) == 5
+    assert model.w.value is opt.state[0].first["w"]
+
+
 def test_arrays_that_change_places_within_a_tree_are_the_same_arrays(walks):
     def swap(opt: Any) -> None:
         (a, b), rest = opt.state
