@@ -12,6 +12,7 @@ import importlib.util
 import re
 import sys
 import textwrap
+import tomllib
 import traceback
 import types
 from pathlib import Path
@@ -90,6 +91,18 @@ def test_page(page, tmp_path, monkeypatch):
             # the suite also runs with JAX alone; a missing part of an installed library is an error
             pytest.skip(f"{library} is not installed")
         raise
+
+
+def test_the_tests_are_installed_with_all_that_a_page_may_lack():
+    """So a page is passed over only where somebody has chosen to install less."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras, installed, pending = project["optional-dependencies"], set[str](), ["test"]
+    while pending:
+        for requirement in extras[pending.pop()]:
+            name, _, names = re.split("[<>=;]", requirement)[0].rstrip("]").partition("[")
+            installed.add(name)
+            pending += names.split(",") if name == project["name"] else []
+    assert {name.removesuffix("-checkpoint") for name in installed} >= OPTIONAL
 
 
 # The machinery above.
