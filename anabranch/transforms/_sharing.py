@@ -43,6 +43,8 @@ def find_sharing(spine: Spine, segments: Sequence[Segment]) -> Sharing | None:
     Raises:
         Unplannable: a function captures one of them.
     """
+    if not spine.nodes:
+        return None
     objects = {
         id(obj): (number, index)
         for number, segment in enumerate(segments)

@@ -48,7 +48,6 @@ class Arguments:
     def __init__(self, source: Source, shared: Mapping[int, str]) -> None:
         self.source, self._shared = source, shared
         self.roots: list[str] = []
-        self.starts: list[int] = []  # how many leaves come before each root
         self.leaves: list[str] = []
         self.lengths: dict[str, int] = {}  # of lists of leaves
         self.nodes: list[str] = []  # those with identity that are no roots
@@ -110,7 +109,6 @@ class Arguments:
     def add_root(self, name: str) -> None:
         """Add an object that can keep what plans know of it, and that is known to be the same."""
         self.roots.append(name)
-        self.starts.append(len(self.leaves))
 
     def add_node(self, name: str) -> None:
         """Add an object with identity."""

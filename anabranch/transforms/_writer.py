@@ -10,6 +10,7 @@ everything.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -350,13 +351,14 @@ class _Trees:
     """
 
     def __init__(self, graphdef: GraphDef, report: Report) -> None:
-        delta = report.delta
-        self._num_known = len(graphdef.entries)
+        self._num_known, self._delta = len(graphdef.entries), report.delta
         self._before, self._after = graphdef.entries.__getitem__, entries_after(graphdef, report)
-        entries = (*delta.new, *[entry for _, entry in delta.changed])
-        self._places = Counter(
-            [delta.root, *chain.from_iterable([entry.edges for entry in entries])]
-        )
+
+    @functools.cached_property
+    def _places(self) -> Counter[Edge]:
+        """How often each edge stands in what the function left; few calls need to know."""
+        entries = (*self._delta.new, *[entry for _, entry in self._delta.changed])
+        return Counter([self._delta.root, *chain.from_iterable([e.edges for e in entries])])
 
     def are_values(self, *edges: Edge) -> bool:
         """Tell whether the old one and the new one consist of values."""
