@@ -282,6 +282,7 @@ class TestRefusals:
         assert "inner[0]" in str(caught.value)
 
     def test_unregistered_objects_with_state(self):
+        """C16."""
         self.check(Stateful(), r"graph\.node")
 
     def test_subclasses_of_containers(self):
@@ -291,6 +292,7 @@ class TestRefusals:
         self.check(MyDict(a=1), "subclass of dict")
 
     def test_sets_of_variables(self):
+        """C16."""
         self.check({ab.Param(1.0)}, "set")
 
     def test_variables_inside_variables(self):

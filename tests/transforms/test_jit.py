@@ -70,6 +70,19 @@ class TestWrites:
         outputs = jitted.lower(layer).out_info[1]
         assert [len(group) for group in outputs] == [1]
 
+    def test_weights_that_are_only_read_are_no_outputs(self):
+        """C4: a model of 4 MB, the plain call's result and nothing else."""
+        layer = Layer()
+        layer.weights = [ab.Param(jnp.ones((512, 512))) for _ in range(4)]
+        before = [w.value for w in layer.weights]
+        jitted = transforms.jit(lambda m: sum(w.value.sum() for w in m.weights))
+        memory = jitted.lower(layer).compile().memory_analysis()
+        assert memory.argument_size_in_bytes == 4 * 2**20
+        assert memory.output_size_in_bytes == 4
+        for _ in range(3):
+            assert float(jitted(layer)) == 4 * 2**18
+            assert all(w.value is x for w, x in zip(layer.weights, before, strict=True))
+
     def test_attributes_are_swapped_added_and_deleted(self):
         def change(a, b):
             a.w, b.w = b.w, a.w
