@@ -17,6 +17,7 @@ from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._function import is_settled
 from anabranch.graph._kinds import Kind
 from anabranch.graph._state import State
+from anabranch.transforms._addresses import addresses_reader
 from anabranch.transforms._captures import is_itself
 from anabranch.transforms._columns import (
     Columns,
@@ -34,6 +35,7 @@ from anabranch.transforms._watch import Unplannable, Watch
 _LINES = 20000  # of source; longer ones take long to compile
 _LARGE = 24  # tuples and what they hold
 _FEW = 4  # elements of a list that are named one by one
+_MANY = 16  # ids, from which on their bytes are read faster
 _LONG = 8  # children of one form from which on they are read by columns
 
 
@@ -51,11 +53,11 @@ class Arguments:
         self.leaves: list[str] = []
         self.lengths: dict[str, int] = {}  # of lists of leaves
         self.nodes: list[str] = []  # those with identity that are no roots
+        self._listed: list[str] = []  # the same, as they are written in a list
         self.children: dict[str, Sequence[str]] = {}  # of nodes: the names of what they hold
         self._attached: list[tuple[str, str]] = []  # names of arguments, and what they have to be
         self._first: dict[int, str] = {}  # the names of nodes by id
         self._num_repeated = 0
-        self._ids: list[str] = []  # their ids, as they are written in a set
 
     def take(self, name: str, x: Any, *, numbers: bool = True) -> None:
         """Compare what a variable holds with what it held when the plan was made.
@@ -113,12 +115,12 @@ class Arguments:
     def add_node(self, name: str) -> None:
         """Add an object with identity."""
         self.nodes.append(name)
-        self._ids.append(f"id({name})")
+        self._listed.append(name)
 
     def add_nodes(self, columns: Columns, count: int) -> None:
         """Add objects with identity that stand in columns, row by row."""
         self.nodes += [column.element(row) for row in range(count) for column in columns.nodes]
-        self._ids += [f"*map(id, {name})" for name in columns.lists]
+        self._listed += [f"*{name}" for name in columns.lists]
 
     def add_leaves(self, name: str, count: int) -> None:
         """Add all elements of a list."""
@@ -366,9 +368,13 @@ class Arguments:
         elif self.nodes:
             # most often they are those of the last call
             source.names["latest"] = [None]
-            source.add(f"ids = [{', '.join(self._ids)}]")
+            source.add(f"nodes = [{', '.join(self._listed)}]")
+            ids = "[*map(id, nodes)]"
+            if len(self.nodes) >= _MANY:
+                ids = f"bytes({source.constant(addresses_reader(len(self.nodes)))}(nodes))"
+            source.add(f"ids = {ids}")
             source.add("if ids != latest[0]:")
-            source.add("different = {*ids}", 2)
+            source.add("different = {*map(id, nodes)}", 2)
             conditions = [f"len(different) == {len(self.nodes)}"]
             conditions += [f"different.isdisjoint({segment}.ids)" for segment in segments]
             source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)

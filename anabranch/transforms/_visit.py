@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import c_char, c_size_t, sizeof
 from gc import get_referents
 from itertools import chain, combinations, compress, groupby
 from operator import not_
@@ -27,14 +26,11 @@ import numpy as np
 
 from anabranch.graph import _classify
 from anabranch.graph._kind import Cell
+from anabranch.transforms._addresses import SIZE, addresses_reader
 from anabranch.transforms._result import picker
 from anabranch.transforms._watch import Unplannable
 
 _FEW = 40  # arrays that are left out; from then on NumPy is faster
-_SIZE = sizeof(c_size_t)
-_address_at = c_size_t.from_address
-_ELEMENTS = list.__basicsize__ - 2 * _SIZE
-"""Where in a list CPython keeps the address of the elements; how many have room comes last."""
 
 
 class Visit:
@@ -101,7 +97,7 @@ class Visit:
         self._snapshot = [*compress(now, kept)]  # so that addresses stay those of these objects
         self._values: Callable[[Any], Sequence[Any]] = picker(values)
         self._total = len(now)
-        self._elements_at = (c_char * (_SIZE * self._total)).from_address
+        self._elements_of = addresses_reader(self._total)
         self._pick = _picker(kept)
         self._addresses = self._pick(self._elements_of(now))
         apart = [*map(_tells_values_apart, metadata)]
@@ -146,10 +142,6 @@ class Visit:
             [*chain.from_iterable(self._named)] == self._names
         )
 
-    def _elements_of(self, objects: list[Any]) -> Any:
-        """Return the memory where a list has the addresses of its elements."""
-        return self._elements_at(_address_at(id(objects) + _ELEMENTS).value)
-
     def lists(self, most: int) -> list[tuple[list[Any], list[Any]]] | None:
         """Return the nodes and what they hold, if they are no more than so many lists."""
         plain = all(type(obj) is list for obj in self._visited)
@@ -171,7 +163,7 @@ def _picker(kept: Sequence[bool]) -> Callable[[Any], Any]:
     if all(kept):
         return bytes
     if len(kept) - sum(kept) <= _FEW:
-        runs = [(keep, len([*run]) * _SIZE) for keep, run in groupby(kept)]
+        runs = [(keep, len([*run]) * SIZE) for keep, run in groupby(kept)]
         return Struct("".join([f"{size}{'s' if keep else 'x'}" for keep, size in runs])).unpack_from
     places, frombuffer, address = np.flatnonzero(kept), np.frombuffer, np.dtype(np.uintp)
     return lambda memory: frombuffer(memory, address).take(places).tobytes()
