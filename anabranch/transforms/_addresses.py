@@ -1,4 +1,4 @@
-"""The addresses of what a list holds, read where CPython keeps them: the ids, without an int each."""
+"""The ids of what a list holds, read where CPython keeps them, without an int for each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ _ELEMENTS = list.__basicsize__ - 2 * SIZE
 def addresses_reader(count: int) -> Callable[[list[Any]], Any]:
     """Return a function from a list of so many elements to the memory that has their addresses.
 
-    That memory is the list's own: it must be read while the list lives, and is as it is.
-
-    >>> read = addresses_reader(2)
-    >>> x = [None, True]
-    >>> bytes(read(x)) == bytes(read([None, True])), bytes(read(x)) == bytes(read([True, None]))
-    (True, False)
+    It is the memory of the list, to be read before the list changes or dies.
     """
     elements_at = (c_char * (SIZE * count)).from_address
 

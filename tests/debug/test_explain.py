@@ -44,6 +44,7 @@ def call(model, x):
 
 def test_one_changed_attribute_among_ten_layers_is_one_line():
     """C25."""
+
     def change(model):
         model.layers[7].rate = 0.25
 
