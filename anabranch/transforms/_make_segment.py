@@ -288,16 +288,19 @@ def make_segment(flat: Flat, index: int, seen: set[int]) -> tuple[Segment, list[
         Unplannable: it holds something that a plan cannot follow.
     """
     entries = flat.graphdef.entries
-    pending, reached = [index], [index]
-    seen.add(index)
+    pending, own, others = [index], {index}, set[int]()
     while pending:
-        for edge in entries[pending.pop()].edges:
-            if type(edge) is int and edge >= 0 and edge not in seen:
-                seen.add(edge)
+        at = pending.pop()
+        for edge in entries[at].edges:
+            if type(edge) is not int or edge < 0 or edge in own or edge in others:
+                continue
+            (others if edge in seen else own).add(edge)
+            if edge in own or not entries[edge].kind.identity:
                 pending.append(edge)
-                reached.append(edge)
+    seen |= own
     maker = _Maker(flat, index)
-    for at in sorted(reached):  # as the walk met them, so that leaves need no other order
+    maker.segment.beside.update([id(flat.objects[at]) for at in others])
+    for at in sorted(own):  # as the walk met them, so that leaves need no other order
         maker.add(at)
     return maker.finish(), maker.nodes
 

@@ -301,8 +301,6 @@ def make_plan(
         roots[index] = i
         segments.append(segment)
         starts.append(start)
-    for segment in segments:
-        segment.beside.update([id(flat.objects[index]) for index in roots])
     sharing = find_sharing(spine, segments)
     if sharing is not None:
         starts = [bisect_left(sharing.kept, start) for start in starts]

@@ -86,7 +86,7 @@ class Segment(Watcher):
         super().__init__()
         self.root = weakref.ref(root)
         self.ids: set[int] = set()  # of the root, and the objects below it
-        self.beside: set[int] = set()  # of all roots of the plan, some of which may be below it
+        self.beside: set[int] = set()  # of what it refers to that belongs to another segment
         self.objects: dict[int, Any] = {}  # the same objects, by their index in the graphdef
         self.variables: list[Any] = []  # that hold an array each
         self.memory = NOTHING  # of what they hold

@@ -86,6 +86,22 @@ def test_a_shared_argument_is_one_object(form, monkeypatch):
     assert jitted._followers
 
 
+@pytest.mark.parametrize("one_function", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_in_turn_are_not_walked(form, one_function, monkeypatch):
+    """As a generator and a discriminator are trained: calls share a Module, and differ in others."""
+    walks = Walks(monkeypatch)
+    first = ab.jit(step)
+    second = first if one_function else ab.jit(lambda *args: step(*args))
+    net, layer, others = Net(), Layer(), (Net(), Net(), Net())
+    walked = 0
+    for _ in range(7):
+        walked = walks.of(first, *FORMS[form](net, others[0]), layer)
+        walked += walks.of(second, *FORMS[form](net, others[1]), layer)
+        walked += walks.of(second, others[2], net)
+    assert walked == 0
+
+
 WRITES: tuple[Callable[[Net, Net], None], ...] = (
     lambda n, m: setattr(n, "count", ab.Variable(jnp.array(5.0))),
     lambda n, m: setattr(n, "count", m.count),
