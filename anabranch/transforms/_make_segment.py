@@ -126,6 +126,8 @@ class _Maker:
     def _add_tree(self, place: Place, tree: Any, *, may_be_loose: bool) -> bool:
         """Let a tree of arrays be read, and tell whether there is one.
 
+        One without arrays is read where nobody tells that another one takes its place.
+
         Arguments:
             place: where it may be.
             tree: what was found there.
@@ -136,7 +138,7 @@ class _Maker:
         """
         index, position = place.at
         edge = self._entries[index].edges[position]
-        if type(edge) is not int or edge < 0:
+        if place.key is not VALUE and (type(edge) is not int or edge < 0):
             return False
         found = tree_entries(self._entries.__getitem__, edge)
         is_loose = found is None and may_be_loose
@@ -145,6 +147,8 @@ class _Maker:
         if found is None:
             return False
         numbers = leaves_below(self._entries.__getitem__, edge)
+        if not (numbers or is_loose or place.key is VALUE):
+            return False
         if any(_classify.rule_of(self.flat.leaves[leaf]) is REF for leaf in numbers):
             return False
         spine = spine_of(tree)

@@ -7,7 +7,7 @@ asks JAX, rather than looking at each tuple on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -52,17 +52,18 @@ Entries = Callable[[int], Entry]
 def tree_entries(
     entries: Entries, edge: Edge, contains: Callable[[int], bool] = lambda index: False
 ) -> list[int] | None:
-    """Return the entries of a tree that holds arrays and nothing else; None if it is no such tree.
+    """Return the entries of a tree that holds arrays, if anything; None if it is no such tree.
 
     Arguments:
         entries: see `Entries`.
         edge: to the root of the tree.
         contains: whether the list or dictionary with some index may be a part of it.
     """
-    if type(edge) is not int or edge < 0:
+    if type(edge) is not int:
+        return [] if is_structure(static_at(entries, edge)) else None
+    if edge < 0:
         return None
     pending, found = [edge], dict[int, None]()
-    has_arrays = False
     while pending:
         index = pending.pop()
         entry = entries(index)
@@ -76,11 +77,9 @@ def tree_entries(
             if type(child) is not int:
                 if not is_structure(static_at(entries, child)):
                     return None
-            elif child < 0:
-                has_arrays = True
-            else:
+            elif child >= 0:
                 pending.append(child)
-    return [*found] if has_arrays else None
+    return [*found]
 
 
 def is_container(entry: Entry) -> bool:
@@ -111,10 +110,39 @@ def static_at(entries: Entries, edge: Edge) -> Edge:
     return edge
 
 
-def leaves_below(entries: Entries, edge: int) -> list[int]:
+def are_equal(before: Entries, old: Edge, after: Entries, new: Edge) -> bool:
+    """Tell whether two trees hold no arrays, and the same besides; then they are one value."""
+    pending = [(old, new)]
+    while pending:
+        one, other = pending.pop()
+        a, b = _opened(before, one), _opened(after, other)
+        if a is None or b is None:
+            if type(one) is int or type(other) is int or one != static_at(after, other):
+                return False
+        elif a[0] != b[0]:
+            return False
+        else:
+            pending += zip(a[1], b[1], strict=True)
+    return True
+
+
+def _opened(entries: Entries, edge: Edge) -> tuple[Any, Sequence[Edge]] | None:
+    """Return what a value is besides what it holds, and that; None if it holds nothing."""
+    if type(edge) is int and edge >= 0:
+        entry = entries(edge)
+        if entry.kind not in TREE_KINDS:
+            return None
+        plain = entry.cls is tuple
+        return (tuple, len(entry.edges)) if plain else entry[:4], entry.edges
+    if type(edge) is tuple and edge[0] is _static.TUPLE:
+        return (tuple, len(edge[2])), edge[2]
+    return None
+
+
+def leaves_below(entries: Entries, edge: Edge) -> list[int]:
     """Return the numbers of the leaves of a tree, in its order."""
     leaves: list[int] = []
-    pending = [edge]
+    pending = [edge] if type(edge) is int else []
     while pending:
         at = pending.pop()
         if at < 0:

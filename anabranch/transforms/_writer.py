@@ -29,7 +29,7 @@ from anabranch.transforms._access import Access
 from anabranch.transforms._box import Report
 from anabranch.transforms._result import Resolve, Result, Values, entries_after, picker
 from anabranch.transforms._spine import are_arrays
-from anabranch.transforms._trees import tree_entries
+from anabranch.transforms._trees import Entries, are_equal, leaves_below, tree_entries
 from anabranch.transforms._watch import Unplannable
 
 _ABSENT = object()
@@ -315,7 +315,7 @@ def _writes_of(
                 if entry.kind.is_variable:
                     variables.append(_Write(index, position, ~old, source))
                     continue
-            elif new in (old, (_static.LOCATED, index, position)):
+            elif new in (old, (_static.LOCATED, index, position)) or trees.are_equal(old, new):
                 continue
             elif not trees.are_values(old, new):
                 if not (trees.are_trees(old, new) and is_loose(index, position)):
@@ -340,7 +340,7 @@ def places_of_containers(graphdef: GraphDef, report: Report) -> list[tuple[int, 
         for index, entry in report.delta.changed
         if entry[:4] == entries[index][:4]
         for position, edges in enumerate(zip(entries[index].edges, entry.edges, strict=True))
-        if edges[0] != edges[1] and not trees.are_values(*edges) and trees.are_trees(*edges)
+        if edges[0] != edges[1] and trees.are_trees(*edges)
     ]
 
 
@@ -360,21 +360,29 @@ class _Trees:
         entries = (*self._delta.new, *[entry for _, entry in self._delta.changed])
         return Counter([self._delta.root, *chain.from_iterable([e.edges for e in entries])])
 
-    def are_values(self, *edges: Edge) -> bool:
-        """Tell whether the old one and the new one consist of values."""
-        old, new = edges
+    def are_equal(self, old: Edge, new: Edge) -> bool:
+        """Tell whether they hold no arrays, and the same besides."""
+        return are_equal(self._before, old, self._after, new)
+
+    def are_values(self, old: Edge, new: Edge) -> bool:
+        """Tell whether both consist of values, arrays among them."""
         return all(
-            tree_entries(entries, edge) is not None
-            for entries, edge in ((self._before, old), (self._after, new))
+            self._is_value(*side) and leaves_below(*side)
+            for side in ((self._before, old), (self._after, new))
         )
 
-    def are_trees(self, *edges: Edge) -> bool:
-        """The same, but lists and dictionaries may be parts of them."""
-        old, new = edges
+    def are_trees(self, old: Edge, new: Edge) -> bool:
+        """Tell whether both are trees, and lists or dictionaries are parts of them."""
         return (
-            tree_entries(self._before, old, lambda _: True) is not None
+            type(old) is type(new) is int
+            and tree_entries(self._before, old, lambda _: True) is not None
             and tree_entries(self._after, new, self._is_new) is not None
+            and not (self._is_value(self._before, old) and self._is_value(self._after, new))
         )
+
+    @staticmethod
+    def _is_value(entries: Entries, edge: Edge) -> bool:
+        return tree_entries(entries, edge) is not None
 
     def _is_new(self, index: int) -> bool:
         return index >= self._num_known and self._places[index] == 1

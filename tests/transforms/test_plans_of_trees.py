@@ -276,3 +276,64 @@ def test_arrays_that_change_places_within_a_tree_are_the_same_arrays(walks):
     assert opt.state[0][0] is a
     assert opt.state[0][1] is b
     assert opt.state[1][0] is a
+
+
+class Empty(NamedTuple):
+    pass
+
+
+class Other(NamedTuple):
+    pass
+
+
+WITHOUT_ARRAYS: tuple[Any, ...] = (
+    None, (), [], {}, Empty(), Other(), (None,), ((), None), (Empty(), Empty()), {"a": None}, [()],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("tree", WITHOUT_ARRAYS, ids=repr)
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_tree_without_arrays_is_planned(place, tree, writes, walks):
+    """As the state of `optax.sgd`, which a step puts in its place anew."""
+
+    def count(model: Model, opt: Any) -> None:
+        model.b.value += 1
+        if writes:
+            opt.state = jax.tree.map(lambda x: x, opt.state)
+
+    model, opt = Model(), place(jax.tree.map(lambda x: x, tree))
+    jitted = transforms.jit(count)
+    for i in range(8):
+        walked = walks.of(jitted, model, opt)
+        assert float(model.b.value) == i + 2
+        assert opt.state == tree
+        assert type(opt.state) is type(tree)
+    assert walked == 0
+
+
+@pytest.mark.filterwarnings("ignore::anabranch.errors.RetraceWarning")
+@pytest.mark.parametrize("calls", [1, 2, 5])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_change_of_a_tree_without_arrays_is_seen(place, calls):
+    values = [*WITHOUT_ARRAYS, jnp.ones(2), (jnp.ones(2),), (Empty(), jnp.ones(2)), {"a": ()}]
+
+    def text(opt: Any) -> str:
+        return repr(jax.tree.map(lambda x: x.shape, opt.state))
+
+    def swap(opt: Any, to: Any) -> Any:
+        before, opt.state = opt.state, to
+        return before, text(opt)
+
+    reads, swaps = transforms.jit(text), transforms.jit(swap)
+    opt = place(None)
+    for before in values:
+        for after in values:
+            opt.state = before
+            for _ in range(calls):
+                assert reads(opt) == text(opt)
+            found, said = swaps(opt, after)
+            assert type(found) is type(before)
+            assert jax.tree.structure(found) == jax.tree.structure(before)
+            assert jax.tree.structure(opt.state) == jax.tree.structure(after)
+            assert said == text(opt) == reads(opt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import random
 import weakref
@@ -89,10 +90,10 @@ def test_a_shared_argument_is_one_object(form, monkeypatch):
 @pytest.mark.parametrize("one_function", [True, False])
 @pytest.mark.parametrize("form", FORMS)
 def test_calls_in_turn_are_not_walked(form, one_function, monkeypatch):
-    """As a generator and a discriminator are trained: calls share a Module, and differ in others."""
+    """As a generator and a discriminator are trained: they share a Module, and differ in others."""
     walks = Walks(monkeypatch)
     first = ab.jit(step)
-    second = first if one_function else ab.jit(lambda *args: step(*args))
+    second = first if one_function else ab.jit(functools.partial(step))
     net, layer, others = Net(), Layer(), (Net(), Net(), Net())
     walked = 0
     for _ in range(7):
