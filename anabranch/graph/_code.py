@@ -14,13 +14,14 @@ class Names(NamedTuple):
     used: tuple[str, ...]  # globals that it may look up or bind
     stored: tuple[str, ...]  # globals that it binds
     rebound: tuple[str, ...]  # variables of the functions around it that it binds
+    mentioned: frozenset[str]  # globals, attributes, and strings that may be names
 
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> Names:
     """Return the names in code."""
     used, stored, rebound = dict[str, None](), dict[str, None](), dict[str, None]()
-    free = code.co_freevars
+    free, mentioned = code.co_freevars, set[str]()
     pending = [code]
     while pending:
         code = pending.pop()
@@ -32,5 +33,6 @@ def names_in(code: types.CodeType) -> Names:
                 stored[instruction.argval] = None
             elif name in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in free:
                 rebound[instruction.argval] = None
+        mentioned.update(code.co_names, [c for c in code.co_consts if isinstance(c, str)])
         pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return Names((*used,), (*stored,), (*rebound,))
+    return Names((*used,), (*stored,), (*rebound,), frozenset(mentioned))

@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from anabranch.graph._ways import search, ways_to
+from anabranch.graph._search import search
+from anabranch.graph._ways import ways_to
 
 _HIDDEN = tuple(
     [str(path) + os.sep for path in (Path(jax.__file__).parent, Path(__file__).parents[1])]
@@ -26,9 +27,9 @@ def expression_for(obj: Any) -> str | None:
         filename = frame.f_code.co_filename
         if not filename.startswith(_HIDDEN):
             left -= 1
-            (found,) = search([obj], [(name, None, x) for name, x in _names(frame)])
-            if found is not None:
-                return _shortened(found[0])
+            (found,) = search([obj], [*_names(frame)])
+            if found is not None and found.text is not None:
+                return _shortened(found.text)
         frame = frame.f_back
     return None
 

@@ -35,7 +35,7 @@ from anabranch.graph._kinds import Kind
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._call import Selection
 from anabranch.transforms._ending import Ending
-from anabranch.transforms._lifting import known_of
+from anabranch.transforms._lifting import has_found
 from anabranch.transforms._plan import AGAIN, Plan
 from anabranch.transforms._reading import Reading
 from anabranch.transforms._segment import Segment
@@ -248,7 +248,7 @@ class _Follower:
 def _rearm(plan: Plan, function: Any, segments: Sequence[Segment]) -> bool:
     """Tell whether what nobody watches concerns the calls of a plan."""
     unwatched = STRUCTURE.unwatched  # before all else: what comes later is noticed again
-    if _tokens._OPEN or _scope.OPEN or known_of(function):
+    if _tokens._OPEN or _scope.OPEN or has_found(function):
         return False
     return plan.rearm(segments, unwatched)
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 import threading
 import types
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from anabranch import _jax
@@ -27,7 +28,8 @@ from anabranch.graph._function import plain_function
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import HOOKS, Found, Scope
 from anabranch.graph._tokens import STRUCTURE
-from anabranch.graph._ways import Way, ways_to
+from anabranch.graph._ways import Ways, ways_to
+from anabranch.transforms._watch import Unplannable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,6 +48,8 @@ class Capturing(NamedTuple):
 
     function: Any
     found_by_use: tuple[Any, ...]
+    marks: tuple[str, ...]
+    """How each of them is reached. What was traced for others is right only if it is the same."""
 
 
 _MARK = re.compile(
@@ -78,6 +82,7 @@ class Attempt:
         "function",
         "functions",
         "hooked",
+        "marks",
         "opener",
         "scope",
         "split",
@@ -86,6 +91,7 @@ class Attempt:
     def __init__(self) -> None:
         self.opener = _jax.current_trace()
         self.found: list[Any] = []
+        self.marks: dict[int, str] = {}  # of what was found, by id
         self.captured: list[Any] = []  # what was found, and what is remembered
         self.split: list[Flat] = []
         self.scope: Scope | None = None
@@ -129,12 +135,17 @@ class _Known(NamedTuple):
     """A Variable that was found by its use."""
 
     reference: Callable[[], Any]
-    way: Way | None  # how the function reached it, if that is known
+    ways: Ways | None  # how the function reached it; None if nobody can tell
+    mark: str
 
     def find(self) -> Any:
         """Return the Variable, None if it is gone, or is not any more where it was."""
         obj = self.reference()
-        return obj if obj is not None and (self.way is None or self.way.leads_to(obj)) else None
+        return obj if obj is not None and self.ways is not None and self.ways.lead_to(obj) else None
+
+    def is_like(self, ways: Ways | None, obj: Any) -> bool:
+        """Tell whether something else was found in the same way."""
+        return self.reference() is obj if ways is None else self.ways == ways
 
 
 _FOUND: weakref.WeakKeyDictionary[Any, list[_Known]] = weakref.WeakKeyDictionary()
@@ -183,14 +194,30 @@ def call_in_attempt(opener: Any, function: Callable[[], R]) -> R:
 def _remember(attempt: Attempt, found: Sequence[Any]) -> None:
     attempt.found += found
     key = attempt.function
-    if key is not None:
-        known = _FOUND.setdefault(key, [])
-        known[:] = [one for one in known if one.reference() is not None]
-        for obj, way in zip(found, ways_to(attempt.functions, found), strict=True):
-            kind: Any = _classify.rule_of(obj)
-            known.append(_Known(kind.reference(obj), way))
+    known = [] if key is None else _FOUND.get(key, [])
+    news = False
+    for obj, ways in zip(found, ways_to(attempt.functions, found), strict=True):
+        kind: Any = _classify.rule_of(obj)
+        like = [i for i, one in enumerate(known) if one.is_like(ways, obj)]
+        if like and ways is None:
+            attempt.marks[id(obj)] = known[like[0]].mark
+            continue
+        mark = known[like[0]].mark if like else _new_mark(ways, known)
+        at = like[-1] + 1 if like else len(known)  # so that what is traced goes on to fit
+        known = [*known[:at], _Known(kind.reference(obj), ways, mark), *known[at:]]
+        attempt.marks[id(obj)] = mark
+        news = True
+    if news and key is not None:
+        _FOUND[key] = [one for one in known if one.reference() is not None]
         _STAMP[0] = object()
         STRUCTURE.unwatched = object()
+
+
+def _new_mark(ways: Ways | None, known: Sequence[_Known]) -> str:
+    text = (ways and ways.text) or "in a way that cannot be written"
+    others = {one.mark for one in known}
+    numbered = (f"{text} ({number})" for number in itertools.count(2))
+    return next(mark for mark in itertools.chain([text], numbered) if mark not in others)
 
 
 def found_stamp() -> object:
@@ -212,14 +239,12 @@ def with_found(function: Any, functions: Sequence[Any]) -> Any:
     if not stack or not functions:
         return function
     attempt = stack[-1]
-    found = attempt.found
     if attempt.function is None:
         attempt.function, attempt.functions = _plain(functions[0]), functions
-    if _FOUND:
-        mine = {id(variable) for variable in found}
-        found = [*[v for v in _known(attempt.function) if id(v) not in mine], *found]
-    attempt.captured = found
-    return Capturing(function, tuple(found)) if found else function
+    found = _known(attempt.function) if _FOUND else {}
+    found |= {id(x): (x, attempt.marks[id(x)]) for x in attempt.found if id(x) not in found}
+    attempt.captured = [variable for variable, _ in found.values()]
+    return _capturing(function, found)
 
 
 def with_known(function: Any, user: Any) -> Any:
@@ -229,23 +254,38 @@ def with_known(function: Any, user: Any) -> Any:
         function: what is split.
         user: the function of the user.
     """
-    found = known_of(user)
-    return Capturing(function, tuple(found)) if found else function
+    return _capturing(function, _known(_plain(user)) if _FOUND else {})
 
 
-def known_of(user: Any) -> Sequence[Any]:
-    """Return the Variables that earlier calls have found in a function of the user."""
-    return _known(_plain(user)) if _FOUND else ()
+def _capturing(function: Any, found: Mapping[int, tuple[Any, str]]) -> Any:
+    if not found:
+        return function
+    variables, marks = zip(*found.values(), strict=True)
+    return Capturing(function, variables, marks)
+
+
+def has_found(user: Any) -> bool:
+    """Tell whether Variables were found in a function of the user."""
+    return bool(_FOUND and _FOUND.get(_plain(user)))
 
 
 def hidden_in(user: Any) -> Callable[[], list[int]] | None:
-    """Return what tells which Variables are found in a function now, None if there are none."""
-    return (lambda: [*map(id, known_of(user))]) if known_of(user) else None
+    """Return what tells which Variables are found in a function now, None if there are none.
+
+    Raises:
+        Unplannable: one of them is found in a way that nobody can tell: each call has to look.
+    """
+    function = _plain(user)
+    known = _FOUND.get(function, ()) if _FOUND else ()
+    if any(one.ways is None and one.reference() is not None for one in known):
+        raise Unplannable
+    return (lambda: [*_known(function)]) if known else None
 
 
-def _known(function: Any) -> list[Any]:
-    variables = [known.find() for known in _FOUND.get(function, ())]
-    return [variable for variable in variables if variable is not None]
+def _known(function: Any) -> dict[int, tuple[Any, str]]:
+    """Return the Variables that are found in a function now, by id, with their marks."""
+    found = [(known.find(), known.mark) for known in _FOUND.get(function, ())]
+    return {id(variable): (variable, mark) for variable, mark in found if variable is not None}
 
 
 def split_for_attempt(flat: Flat) -> Flat:
