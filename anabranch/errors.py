@@ -105,6 +105,10 @@ class UpdateError(AnabranchError, ValueError):
     """A state does not fit the object that it is written to."""
 
 
+class DeletedArrayError(UpdateError, RuntimeError):
+    """An array is used that was donated to a compiled call, so that nothing is left of it."""
+
+
 class MissingPathError(AnabranchError, KeyError):
     """A state has nothing at a path."""
 

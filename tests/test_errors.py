@@ -290,6 +290,14 @@ def hoist_out_of_loop() -> None:
     jax.lax.scan(step, 0.0, jnp.ones(3))
 
 
+def call_with_donated() -> None:
+    held = {LONG: ab.Param(jnp.ones(3))}
+    step = ab.jit(lambda held: setattr(held[LONG], "value", held[LONG] * 2), donate="written")
+    other = {LONG: ab.Param(held[LONG].value)}
+    step(held)
+    step(other)
+
+
 PROVOKED: dict[str, list[Callable[[], Any]]] = {
     "ArgumentError": [
         lambda: ab.jit(Setting(0)),
@@ -348,6 +356,7 @@ PROVOKED: dict[str, list[Callable[[], Any]]] = {
         lambda: ab.update(Big(), {LONG: 1.0}),
         lambda: ab.merge(ab.graphdef(shared()), ab.State.from_flat({(LONG,): 1.0})),
     ],
+    "DeletedArrayError": [call_with_donated],
     "MissingPathError": [
         lambda: ab.state(shared())[LONG],
         lambda: ab.state(shared())[LONG, LONG],

@@ -23,6 +23,7 @@ from anabranch.graph import _classify, _kinds
 from anabranch.graph._code import names_in
 from anabranch.graph._kinds import Kind, Opened
 from anabranch.graph._leaf_info import VariableName
+from anabranch.graph._scope import is_twin_here
 
 CELL, DEFAULT, KEYWORD, GLOBAL = "cell", "default", "keyword", "global"
 
@@ -306,7 +307,7 @@ def _reaches(pending: list[Any]) -> bool:
             rule = _classify.rule_of(x)
         if not isinstance(rule, Kind):
             continue
-        if rule.is_object:
+        if rule.is_object or (rule.identity and is_twin_here(x)):
             return True
         if rule is _kinds.METHOD:
             pending += [x.__self__, x.__func__]

@@ -160,7 +160,7 @@ class Module(_WithDict):
         fresh = Module.__new__(type(self))
         memo[id(self)] = fresh
         for name, value in _state_of(self).items():
-            _set(fresh, name, value if isinstance(value, jax.Array) else copy.deepcopy(value, memo))
+            _set(fresh, name, copy.deepcopy(value, memo))
         return fresh
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -222,6 +222,7 @@ class Scope:
         twin = _kind_of(outer).copy_for(outer, self._inside)
         self.found.append(outer)
         self.stand_ins.append(twin)
+        self._twin_ids = None
         self._check_not_kept()
         return twin
 
@@ -230,6 +231,10 @@ class Scope:
         if _jax.is_tracer(x):
             trace = _jax.tracer_trace(x)
             return trace is not self._opener and id(token_of(trace)) not in self._outside
+        return self.is_twin(x)
+
+    def is_twin(self, x: Any) -> bool:
+        """Tell whether something is a twin."""
         if self._twin_ids is None:
             self._twin_ids = set(map(id, (*self._twins, *self.stand_ins)))
         return id(x) in self._twin_ids
@@ -274,3 +279,9 @@ def object_here(obj: Any) -> Any:
     """Return what stands for a node in the code that runs."""
     stack = _SCOPES.stack
     return stack[-1].stands_for(obj) if stack else obj
+
+
+def is_twin_here(obj: Any) -> bool:
+    """Tell whether an object is a twin in the code that runs."""
+    stack = _SCOPES.stack
+    return bool(stack) and stack[-1].is_twin(obj)

@@ -10,7 +10,7 @@ import numpy as np
 
 from anabranch import _jax
 from anabranch._boundary import boundary
-from anabranch.errors import FilterError, UpdateError, bounded, first_few
+from anabranch.errors import DeletedArrayError, FilterError, bounded, first_few
 from anabranch.graph._classify import is_object
 from anabranch.graph._filters import (
     Filter,
@@ -165,10 +165,10 @@ def snapshot(leaf: Any) -> Any:
     """Return a leaf that later writes cannot change: numpy arrays are copied.
 
     Raises:
-        UpdateError: the array was donated to a compiled call, so that nothing is left of it.
+        DeletedArrayError: the array was donated to a compiled call.
     """
     if isinstance(leaf, jax.Array) and not _jax.is_tracer(leaf) and leaf.is_deleted():
-        raise UpdateError(
+        raise DeletedArrayError(
             f"an array ({leaf.dtype}, shape {leaf.shape}) was deleted: its buffer was donated to "
             "a compiled call after the State was taken; take the State afterwards, or copy it "
             "first with `jax.tree.map(jnp.copy, state)`"

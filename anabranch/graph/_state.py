@@ -327,9 +327,7 @@ class State(NestedReading):
         return self
 
     def __deepcopy__(self, memo: dict[int, typing.Any]) -> State:
-        # Metadata is static: a copy of it might compare unequal. jax arrays are immutable, and
-        # shared as in copies of a Variable.
-        memo.update({id(leaf): leaf for leaf in self._leaves if isinstance(leaf, jax.Array)})
+        # metadata is static: a copy of it might compare unequal
         return State(self._source, copy.deepcopy(self._leaves, memo))
 
     def __reduce__(self) -> tuple[typing.Any, ...]:

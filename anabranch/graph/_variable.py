@@ -234,8 +234,6 @@ class Variable(Arithmetic):
         return stand_in(type(self), self.value, self._metadata)
 
     def __deepcopy__(self: V, memo: dict[int, Any]) -> V:
-        # jax arrays are immutable and shared; everything else in the value is copied
-        memo.update({id(x): x for x in jax.tree.leaves(self.value) if isinstance(x, jax.Array)})
         return stand_in(type(self), copy.deepcopy(self.value, memo), self._metadata)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -7,12 +7,15 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from anabranch.errors import ArgumentError, StaticValueError, StructureError
+from anabranch._jax import is_tracer
+from anabranch.errors import ArgumentError, DeletedArrayError, StaticValueError, StructureError
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._function import FUNCTION
+from anabranch.graph._leaf_info import call_text
 from anabranch.transforms._lifting import split_for_attempt, with_found
 
 
@@ -184,3 +187,24 @@ def with_static(
         for name, value in kwargs.items()
     }
     return args, wrapped
+
+
+def explain_failure(flat: Flat, error: BaseException | None) -> None:
+    """Raise an error that says more, if a compiled call has failed for an array that is gone.
+
+    Arguments:
+        flat: the call.
+        error: what was raised; a call that fails later may have donated arrays itself.
+
+    Raises:
+        DeletedArrayError: the array was donated to an earlier call.
+    """
+    if not isinstance(error, (RuntimeError, ValueError)) or "deleted" not in str(error):
+        return
+    for info, leaf in zip(flat.graphdef.infos, flat.leaves, strict=True):
+        if isinstance(leaf, jax.Array) and not is_tracer(leaf) and leaf.is_deleted():
+            raise DeletedArrayError(
+                f"{call_text(info.path)} holds an array ({leaf.dtype}, shape {leaf.shape}) that "
+                "was deleted: its buffer was donated to another compiled call; let that call have a "
+                "copy (`jnp.copy`, `copy.deepcopy` of the object), or do not donate"
+            ) from None

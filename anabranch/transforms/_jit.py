@@ -27,7 +27,13 @@ from anabranch.transforms._box import (
     finish,
     run_inside,
 )
-from anabranch.transforms._call import Selection, check_functions, flatten_call, with_static
+from anabranch.transforms._call import (
+    Selection,
+    check_functions,
+    explain_failure,
+    flatten_call,
+    with_static,
+)
 from anabranch.transforms._check_options import as_sharding, check_sharding, checks_options
 from anabranch.transforms._donate import Asked, Donation
 from anabranch.transforms._eval_shape import finish_on_copies
@@ -149,7 +155,11 @@ class JitFunction(Remade, Generic[P, R]):
         stamps = read_stamps()
         flat = self._flatten(args, kwargs)
         function = self._compiled_for(flat, args).function
-        report, groups = function(*flat.leaves)
+        try:
+            report, groups = function(*flat.leaves)
+        except Exception as error:
+            explain_failure(flat, error)
+            raise
         result = self._plans.finish(args, kwargs, flat, stamps, function, report, groups)
         return finish(flat, report, groups) if result is AGAIN else result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from anabranch.graph._scope import OPEN as _SCOPES
 from anabranch.graph._scope import Found
 from anabranch.graph._static import EXACT_BY_TYPE
 from anabranch.transforms._box import Report, finish
-from anabranch.transforms._call import Selection, flatten_call, with_static
+from anabranch.transforms._call import Selection, explain_failure, flatten_call, with_static
 from anabranch.transforms._follower import followed_call, make_follower, quick_key
 from anabranch.transforms._lifting import attempt_for, call_in_attempt
 from anabranch.transforms._plan import AGAIN, Plan, Stamps, TraceNeededError, make_plan
@@ -78,9 +79,11 @@ class Plans:
             report, groups = plan.function(*leaves)
         except (TraceNeededError, Found):
             return AGAIN
-        except Exception:
-            if self._walk(plan, leaves, args, kwargs) is None:
+        except Exception as error:
+            flat = self._walk(plan, leaves, args, kwargs)
+            if flat is None:
                 return AGAIN
+            explain_failure(flat, error)
             raise
         finally:
             _FOLLOWED.call = None
@@ -145,7 +148,10 @@ class Plans:
 
         def failed(*call: Any) -> Any:
             plans = me()
-            return None if plans is None else plans._walk(*call)
+            flat = None if plans is None else plans._walk(*call)
+            if flat is not None:
+                explain_failure(flat, sys.exception())
+            return flat
 
         def other(
             plan: Plan, leaves: Any, args: Any, kwargs: Any, report: Report, groups: Any

@@ -141,14 +141,15 @@ class TestSnapshot:
         with pytest.raises(ValueError, match="5 infos but 4 leaves"):
             ab.State(INFOS, LEAVES[:4])
 
-    def test_copy_is_the_state_itself_and_deepcopy_copies_what_can_be_written(self):
+    def test_copy_is_the_state_itself_and_deepcopy_copies_arrays(self):
         leaf = np.ones(3)
         state = ab.State(INFOS[:2], (leaf, LEAVES[1]))
         assert copy.copy(state) is state
         deep = copy.deepcopy(state)
         leaf[0] = 7.0
         assert deep["layers", 0, "w"].tolist() == [1.0, 1.0, 1.0]
-        assert deep["layers", 0, "b"] is LEAVES[1]
+        assert deep["layers", 0, "b"] is not LEAVES[1]
+        assert deep["layers", 0, "b"].tolist() == LEAVES[1].tolist()
         assert deep.infos == state.infos
 
     def test_it_survives_pickling(self, state):

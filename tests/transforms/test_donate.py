@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import jax.numpy as jnp
 import pytest
 
 import anabranch as ab
-from anabranch.errors import FilterError
+from anabranch.errors import DeletedArrayError, FilterError
 
 
 class Net(ab.Module):
@@ -100,3 +102,36 @@ def test_other_shapes_and_lowered_calls():
     compiled(net, jnp.ones(3))
     assert deleted(before) == {"w", "mean", "table"}
     assert net.w.value.tolist() == [6.0] * 3
+
+
+def test_a_deep_copy_survives():
+    """C23: a teacher, the best model so far."""
+    jitted, net = ab.jit(step, donate="written"), Net()
+    before, snapshot = copy.deepcopy(net), copy.deepcopy(ab.state(net))
+    expected = {name: array.tolist() for name, array in arrays(net).items()}
+    for _ in range(3):
+        jitted(net, jnp.ones(3))
+    assert {name: array.tolist() for name, array in arrays(before).items()} == expected
+    assert not any(array.is_deleted() for array in snapshot.leaves)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5], ids=["walked", "by the plan", "by its follower"])
+def test_what_was_donated_elsewhere_is_named(calls):
+    """C23: the error is ours, and names a path."""
+    donating, reading = ab.jit(step, donate="written"), ab.jit(lambda m, x: m.w.value * x)
+    x = jnp.ones(3)
+    for jitted in (donating, reading):
+        net, other = Net(), Net()
+        for _ in range(calls):
+            jitted(other, x)
+        other.w.value = net.w.value
+        held = other.mean.value
+        donating(net, x)
+        with pytest.raises(
+            DeletedArrayError, match=r"args\[0\]\['w'\].*float32.*donated"
+        ) as caught:
+            jitted(other, x)
+        assert isinstance(caught.value, RuntimeError)
+        assert other.mean.value is held
+        other.w.value = jnp.ones(3)
+        jitted(other, x)
