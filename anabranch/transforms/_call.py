@@ -205,6 +205,6 @@ def explain_failure(flat: Flat, error: BaseException | None) -> None:
         if isinstance(leaf, jax.Array) and not is_tracer(leaf) and leaf.is_deleted():
             raise DeletedArrayError(
                 f"{call_text(info.path)} holds an array ({leaf.dtype}, shape {leaf.shape}) that "
-                "was deleted: its buffer was donated to another compiled call; let that call have a "
-                "copy (`jnp.copy`, `copy.deepcopy` of the object), or do not donate"
+                "was deleted: its buffer was donated to another compiled call; let that call have "
+                "a copy (`jnp.copy`, `copy.deepcopy` of the object), or do not donate"
             ) from None

@@ -6,6 +6,7 @@ import functools
 import gc
 import types
 import weakref
+from collections import OrderedDict, deque
 from typing import Any
 
 import jax
@@ -36,6 +37,9 @@ class Layer(ab.Module):
         return self.step(x) ** 2
 
 
+CONTAINERS: list[Any] = [
+    lambda: [1, 2], lambda: {"a": 1}, lambda: deque([1]), lambda: {1, 2}, lambda: OrderedDict(a=1)
+]  # fmt: skip
 GLOBAL = Layer()
 SHARED = Layer()
 
@@ -323,6 +327,28 @@ class TestIdentity:
         held = other
         assert [int(f()), int(f())] == [0, 0]
         assert int(layer.n) == 4
+
+    @pytest.mark.parametrize("how", ["a closure", "a default", "a result"])
+    @pytest.mark.parametrize("make", CONTAINERS)
+    @pytest.mark.parametrize("wrap", [transforms.jit, transforms.remat])
+    def test_a_new_function_around_a_container_holds_that_of_the_caller(self, wrap, make, how):
+        layer = Layer()
+        layer.held = make()
+
+        def around(m):
+            held = m.held
+            if how == "a default":
+                m.get = lambda held=held: held
+            elif how == "a closure":
+                m.get = lambda: held
+            else:
+                return lambda: held
+
+        wrapped, before = wrap(around), layer.held.copy()
+        for _ in range(3):
+            get = wrapped(layer) or layer.get
+            assert get() is layer.held
+            assert layer.held == before
 
     def test_a_function_that_is_returned_closes_over_the_callers_objects(self):
         layer = Layer()
