@@ -23,7 +23,7 @@ class PytreeKind(Kind):
     def open(self, obj: Any) -> Opened:
         pairs, treedef = jtu.tree_flatten_with_path(obj, is_leaf=lambda x: x is not obj)
         aux = treedef.node_data()
-        exact = None if aux is None else _static.encode(_hashable(aux[1], treedef))
+        exact = None if aux is None else static_part(aux[1], treedef)
         keys = tuple([_pytree_key(path) for path, _ in pairs])
         return (treedef, exact), keys, tuple([child for _, child in pairs])
 
@@ -32,6 +32,11 @@ class PytreeKind(Kind):
 
     def show_key(self, key: Any) -> str:
         return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+
+
+def static_part(aux: Any, treedef: Any) -> Any:
+    """Return the auxiliary data of a node in a form that is compared exactly."""
+    return _static.encode(_hashable(aux, treedef))
 
 
 def _hashable(aux: Any, treedef: Any) -> Any:

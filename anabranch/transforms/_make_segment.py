@@ -21,7 +21,7 @@ from anabranch.graph._state import State
 from anabranch.graph._watchers import memory_of, watch
 from anabranch.transforms._places import VALUE, Loose, Place, is_loosened, spine_of
 from anabranch.transforms._segment import NOTHING, Attributes, Opened, Segment
-from anabranch.transforms._trees import leaves_below, tree_entries
+from anabranch.transforms._trees import leaves_below, statics_of, tree_entries
 from anabranch.transforms._watch import Unplannable
 
 _get: Callable[[Any, str], Any] = object.__getattribute__
@@ -257,7 +257,8 @@ class _Maker:
         if segment.leaves != numbers:
             place = {leaf: i for i, leaf in enumerate(numbers)}
             segment.order = operator.itemgetter(*[place[leaf] for leaf in segment.leaves])
-        segment.places.treedef = jax.tree.structure(self.trees)
+        segment.places.treedef = treedef = jax.tree.structure(self.trees)
+        segment.places.statics = statics_of(treedef)
         segment.loose = frozenset(
             [self._name_of(*loose.place.at) for loose in segment.places.loose]
         )

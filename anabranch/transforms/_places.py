@@ -21,6 +21,7 @@ import jax
 
 from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.transforms._spine import Spine, are_arrays
+from anabranch.transforms._trees import statics_of
 from anabranch.transforms._watch import Unplannable
 
 
@@ -82,6 +83,7 @@ class Places:
         self.arrays: list[Place] = []
         self.trees: list[Place] = []
         self.treedef: Any = None  # of the list of all trees
+        self.statics: tuple[Any, ...] = ()  # see `statics_of`
         self.loose: list[Loose] = []
 
     def __bool__(self) -> bool:
@@ -118,7 +120,8 @@ class Places:
         except LookupError:
             return None
         leaves, treedef = jax.tree.flatten(trees)
-        return leaves if treedef == self.treedef and are_arrays(leaves) else None
+        same = treedef == self.treedef and (not self.statics or statics_of(treedef) == self.statics)
+        return leaves if same and are_arrays(leaves) else None
 
 
 _MOST = 4096

@@ -21,12 +21,11 @@ from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._kind import Kind
 from anabranch.graph._state import State
 from anabranch.transforms._box import Report
-from anabranch.transforms._trees import TREE_KINDS, is_container, is_structure, static_at
+from anabranch.transforms._trees import is_container, is_structure, is_tree, static_at
 from anabranch.transforms._watch import Unplannable
 
 _new_tuple: Any = tuple.__new__
 _SHORT = 64  # containers, and leaves, that are written as an expression
-_VALUES = TREE_KINDS | {_kinds.FROZEN}
 
 
 def _made_by(kind: Kind) -> Callable[..., Any]:
@@ -205,7 +204,7 @@ class Result:
             edge = pending.pop()
             if type(edge) is int and edge >= 0 and edge not in found:
                 entry = entries(edge)
-                if edge >= self._known or self._of_values or entry.kind in _VALUES:
+                if edge >= self._known or self._of_values or _is_value(entry):
                     found.add(edge)
                     pending += entry.edges
         # values come before their children, and new ones refer to known ones
@@ -263,6 +262,10 @@ def _is_plain(edge: Edge) -> bool:
     return edge == _EMPTY or (edge[0] is _static.HASHED and type(edge[2]) in _static.EXACT_BY_TYPE)
 
 
+def _is_value(entry: Entry) -> bool:
+    return entry.kind is _kinds.FROZEN or is_tree(entry.kind)
+
+
 _EMPTY = _static.encode(())
 
 
@@ -271,7 +274,7 @@ def _is_tree(entry: Entry) -> bool:
     plain = all(type(edge) is int or is_structure(edge) for edge in entry.edges)
     if is_container(entry):
         return plain and [*entry.keys] == sorted(entry.keys)
-    return plain and entry.kind in TREE_KINDS
+    return plain and is_tree(entry.kind)
 
 
 def entries_after(graphdef: GraphDef, report: Report) -> Callable[[int], Entry]:

@@ -29,7 +29,7 @@ from anabranch.transforms._columns import (
 from anabranch.transforms._places import spine_of
 from anabranch.transforms._sharing import Sharing
 from anabranch.transforms._source import Source
-from anabranch.transforms._trees import tree_of
+from anabranch.transforms._trees import statics_of, tree_of
 from anabranch.transforms._watch import Unplannable, Watch
 
 _LINES = 20000  # of source; longer ones take long to compile
@@ -275,19 +275,22 @@ class Arguments:
 
     def _take_tree(self, name: str, x: Any, *, numbers: bool) -> None:
         """Compare a State, a tuple or the like; JAX takes large ones apart, if it can."""
-        source, treedef = self.source, None
+        source, tree = self.source, None
         if type(x) is State:
             self._take_state(name, x, numbers=numbers)
             return
         if not isinstance(x, tuple) or _is_large(x):
-            treedef = tree_of(x, leaf_types(numbers))
-        if treedef is not None:
+            tree = tree_of(x, leaf_types(numbers))
+        if tree is not None:
             leaves, found = source.fresh(), source.fresh()
-            source.names["flatten"] = jax.tree.flatten
+            source.names.update(flatten=jax.tree.flatten, statics_of=statics_of)
             source.add(f"{leaves}, {found} = flatten({name})")
-            source.unless(f"{found} == {source.constant(treedef)}")
+            source.unless(f"{found} == {source.constant(tree.treedef)}")
+            if tree.statics:
+                source.unless(f"statics_of({found}) == {source.constant(tree.statics)}")
+            numbers = numbers and tree.numbers
             source.unless(have_types(source, leaves, jax.tree.leaves(x), numbers=numbers))
-            self.add_leaves(leaves, treedef.num_leaves)
+            self.add_leaves(leaves, tree.treedef.num_leaves)
         elif isinstance(x, tuple):
             self._take_container(name, x, numbers=numbers)
         elif _is_frozen(x) and not jax.tree.leaves(x):

@@ -2,13 +2,14 @@
 
 Such a tree is a value. It is never written, a step puts another one in its place, of the same
 structure. JAX takes trees apart in C, and compares structures there, so a plan reads the place and
-asks JAX, rather than looking at each tuple on the way.
+asks JAX, rather than looking at each tuple on the way. JAX compares static parts with `==`, to
+which 1 and True are the same: where that matters they are compared by type, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -16,33 +17,72 @@ from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._graphdef import Edge, Entry
 from anabranch.graph._kind import Kind
 from anabranch.graph._leaf_info import LeafInfos
+from anabranch.graph._pytrees import PytreeKind, static_part
 
-_NONE = _static.encode(None)
-TREE_KINDS = frozenset({_kinds.TUPLE, _kinds.PYTREE})
 CONTAINERS = {list: _kinds.LIST, dict: _kinds.DICT}
 """Those that JAX takes apart, too; they have identity."""
 
 
-def tree_of(x: Any, leaf_types: Collection[type]) -> Any:
-    """Return the structure of a value that holds arrays and nothing else; None if it is no such.
+def is_tree(kind: Kind) -> bool:
+    """Tell whether something is a value, and JAX takes it apart and puts it together."""
+    return kind is _kinds.TUPLE or isinstance(kind, PytreeKind)
+
+
+class Tree(NamedTuple):
+    """A value that holds arrays and nothing else."""
+
+    treedef: Any
+    statics: tuple[Any, ...]  # see `statics_of`
+    numbers: bool  # whether Python numbers are leaves everywhere in it
+
+
+def tree_of(x: Any, leaf_types: Collection[type]) -> Tree | None:
+    """Return what a value that holds arrays is besides; None if it is no such, or holds none.
 
     Arguments:
         x: a value.
         leaf_types: the types of arrays.
     """
-    pending = [x]
+    pending, numbers = [x], True
     while pending:
         value = pending.pop()
         kind = _classify.RULES.get(type(value))
         if isinstance(kind, Kind):
-            extra, _, children = kind.open(value)
-            if kind not in TREE_KINDS or not _is_exact(kind, extra):
+            if not is_tree(kind):
                 return None
-            pending += children
+            numbers = numbers and kind.numbers is not False
+            pending += kind.open(value)[2]
         elif value is not None and type(value) not in leaf_types:
             return None
     treedef = jax.tree.structure(x)
-    return treedef if treedef.num_leaves else None
+    return Tree(treedef, statics_of(treedef), numbers) if treedef.num_leaves else None
+
+
+def statics_of(treedef: Any) -> tuple[Any, ...]:
+    """Return those static parts of a structure that may equal others, which are not the same.
+
+    Two trees have the same structure if their treedefs are equal and these parts are, too.
+    """
+    pending, found = [treedef], list[Any]()
+    while pending:
+        node = pending.pop()
+        data = node.node_data()
+        if data is not None and data[0] is not dict and data[1] is not None:
+            encoded = static_part(data[1], node)
+            if not _is_exact(encoded):
+                found.append(encoded)
+        pending += node.children()
+    return tuple(found)
+
+
+def _is_exact(encoded: Any) -> bool:
+    """Tell whether `==` holds for nothing but the same."""
+    tag, cls, *rest = encoded
+    if tag is _static.TUPLE:
+        return all(map(_is_exact, rest[0]))
+    if tag is not _static.HASHED:
+        return False
+    return cls is LeafInfos or cls.__eq__ is object.__eq__
 
 
 Entries = Callable[[int], Entry]
@@ -67,10 +107,9 @@ def tree_entries(
     while pending:
         index = pending.pop()
         entry = entries(index)
-        if entry.kind in TREE_KINDS:
-            if not _is_exact(entry.kind, entry.extra):
-                return None
-        elif not (is_container(entry) and contains(index)) or index in found:
+        if not is_tree(entry.kind) and (
+            not (is_container(entry) and contains(index)) or index in found
+        ):
             return None  # one that contains itself, or is in two places, is no tree
         found[index] = None
         for child in entry.edges:
@@ -87,14 +126,6 @@ def is_container(entry: Entry) -> bool:
     return entry.kind is CONTAINERS.get(entry.cls) and (
         entry.cls is list or all([type(key) is str for key in entry.keys])  # noqa: C419
     )
-
-
-def _is_exact(kind: Kind, extra: Any) -> bool:
-    """Tell whether JAX, which compares static parts with `==`, tells all of them apart."""
-    if kind is _kinds.TUPLE:
-        return True
-    _, exact = extra
-    return exact is None or exact == _NONE or exact[1] is LeafInfos
 
 
 def is_structure(edge: Any) -> bool:
@@ -130,7 +161,7 @@ def _opened(entries: Entries, edge: Edge) -> tuple[Any, Sequence[Edge]] | None:
     """Return what a value is besides what it holds, and that; None if it holds nothing."""
     if type(edge) is int and edge >= 0:
         entry = entries(edge)
-        if entry.kind not in TREE_KINDS:
+        if not is_tree(entry.kind):
             return None
         plain = entry.cls is tuple
         return (tuple, len(entry.edges)) if plain else entry[:4], entry.edges

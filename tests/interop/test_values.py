@@ -13,6 +13,7 @@ import pytest
 
 import anabranch as ab
 from anabranch.errors import ValueWriteError
+from tests.transforms.plan_worlds import Walks
 
 
 @pytest.fixture
@@ -254,3 +255,55 @@ def test_arrays_at_several_places_are_named_but_not_those_of_variables():
     w = jnp.ones(2)
     v = ab.Param(w)
     assert ab.find_aliases({"a": w, "b": (w, 1), "v": [v, ab.Param(w)]}) == [[("a",), ("b", 0)]]
+
+
+@pytest.mark.parametrize("library", ["equinox", "struct"])
+def test_a_value_that_is_put_anew_in_every_call_is_planned(library, request, monkeypatch):
+    walks = Walks(monkeypatch)
+    if library == "equinox":
+        linear = request.getfixturevalue("eqx").nn.Linear(2, 2, key=jax.random.key(0))
+    else:
+        struct = request.getfixturevalue("struct")
+
+        @struct.dataclass
+        class Linear:
+            weight: Any
+            bias: Any
+            name: str = struct.field(pytree_node=False, default="a")
+
+        linear = Linear(jnp.ones((2, 2)), jnp.ones(2))
+
+    class Holder(ab.Module):
+        def __init__(self) -> None:
+            self.value = ab.Variable(linear)
+            self.other = linear
+
+    def double(m: Any) -> None:
+        m.value.value = jax.tree.map(lambda x: x * 2, m.value.value)
+        m.other = jax.tree.map(lambda x: x * 2, m.other)
+
+    holder, jitted = Holder(), ab.jit(double)
+    for i in range(8):
+        walked = walks.of(jitted, holder)
+        for found in (holder.value.value, holder.other):
+            assert type(found) is type(linear)
+            np.testing.assert_allclose(found.bias, linear.bias * 2 ** (i + 1), rtol=1e-6)
+    assert walked == 0
+
+
+@pytest.mark.filterwarnings("ignore::anabranch.errors.RetraceWarning")
+def test_a_number_in_a_module_of_equinox_stays_static(eqx):
+    class Scale(eqx.Module):
+        by: Any
+        w: Any
+
+    class Holder(ab.Module):
+        def __init__(self) -> None:
+            self.value = Scale(jnp.array(1), jnp.ones(2))
+
+    holder = Holder()
+    jitted = ab.jit(lambda m, s: (type(m.value.by).__name__ == "int", type(s.by).__name__ == "int"))
+    for by in (jnp.array(1), 1, True, jnp.array(2), 2):
+        holder.value = Scale(by, jnp.ones(2))
+        for _ in range(5):
+            assert jitted(holder, holder.value) == (type(by) is int, type(by) is int)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -337,3 +340,54 @@ def test_a_change_of_a_tree_without_arrays_is_seen(place, calls):
             assert jax.tree.structure(found) == jax.tree.structure(before)
             assert jax.tree.structure(opt.state) == jax.tree.structure(after)
             assert said == text(opt) == reads(opt)
+
+
+class Mode(enum.StrEnum):
+    FAST = "fast"
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["x", "y"], meta_fields=["mode", "size"]
+)
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    x: Any
+    y: Any
+    mode: Any = "fast"
+    size: Any = 1
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_values_of_registered_classes_are_trees(place, walks):
+    def move(opt: Any, more: Any) -> Any:
+        old = opt.state
+        opt.state = dataclasses.replace(old, x=old.x + 1, y=(old.x, more))
+        return old.size
+
+    opt, jitted = place(Registered(jnp.zeros(2), (jnp.zeros(2), jnp.ones(1)))), transforms.jit(move)
+    for i in range(8):
+        walked = walks.of(jitted, opt, jnp.ones(1))
+        assert type(opt.state) is Registered
+        assert opt.state.x.tolist() == [i + 1.0] * 2
+        assert opt.state.y[0].tolist() == [float(i)] * 2
+    assert walked == 0
+
+
+@pytest.mark.filterwarnings("ignore::anabranch.errors.RetraceWarning")
+@pytest.mark.parametrize("calls", [1, 2, 6])
+@pytest.mark.parametrize("place", [*PLACES, None])
+def test_static_parts_of_registered_classes_are_compared_by_type(place, calls):
+    def text(opt: Any) -> str:
+        state = opt if place is None else opt.state
+        return f"{type(state.mode).__name__} {state.size!r}"
+
+    jitted, x = transforms.jit(text), jnp.ones(2)
+    opt = None if place is None else place(Registered(x, x))
+    for changes in ({}, {"size": True}, {"size": 1.0}, {"mode": Mode.FAST}, {}, {"size": 2}):
+        tree = Registered(x, (x,) * 30, **changes)
+        if place is None:
+            opt = tree
+        else:
+            opt.state = tree
+        for _ in range(calls):
+            assert jitted(opt) == text(opt)
