@@ -276,7 +276,7 @@ class Arguments:
     def _take_tree(self, name: str, x: Any, *, numbers: bool) -> None:
         """Compare a State, a tuple or the like; JAX takes large ones apart, if it can."""
         source, tree = self.source, None
-        if type(x) is State:
+        if type(x) is State and {*map(type, x.leaves)} <= leaf_types(numbers):
             self._take_state(name, x, numbers=numbers)
             return
         if not isinstance(x, tuple) or _is_large(x):
@@ -305,8 +305,6 @@ class Arguments:
         source.unless(f"{name}._source is {infos} or {name}._source == {infos}")
         source.add(f"{leaves} = {name}._leaves")
         source.unless(have_types(source, leaves, x.leaves, numbers=numbers))
-        if not {*map(type, x.leaves)} <= leaf_types(numbers):
-            raise Unplannable
         self.add_leaves(leaves, len(x.leaves))
 
     def take_all(

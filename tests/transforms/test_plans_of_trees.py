@@ -391,3 +391,20 @@ def test_static_parts_of_registered_classes_are_compared_by_type(place, calls):
             opt.state = tree
         for _ in range(calls):
             assert jitted(opt) == text(opt)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_state_without_some_of_its_arrays_is_followed(place):
+    """As those of `optax.masked`, which have an empty named tuple in their place."""
+    masked = jax.tree.map(lambda x: x if x.ndim else Empty(), ab.state(Model()))
+    opt = place((masked, jnp.array(0)))
+
+    def count(opt: Any) -> None:
+        opt.state = (jax.tree.map(lambda x: x + 1, opt.state[0]), opt.state[1] + 1)
+
+    jitted = transforms.jit(count)
+    for i in range(6):
+        jitted(opt)
+        assert opt.state[0]["b"] == Empty()
+        assert opt.state[0]["w"].tolist() == [i + 1.0, i + 2.0, i + 3.0]
+    assert jitted._followers
