@@ -207,9 +207,12 @@ class _ModuleKind(_AttributeKind):
         return _module.empty_modules(classes)
 
     def fill(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        _module.tell_of_write(obj)
+        structural = not _module.replaces_arrays(obj, keys, values)
+        if structural:
+            _module.tell_of_write(obj)
         super().fill(obj, extra, keys, values)
-        _module.tell_of_write(obj)
+        if structural:
+            _module.tell_of_write(obj)
 
     def check_writable(self, obj: Any) -> None:
         check_owned(obj, object.__getattribute__(obj, "_ab_token"), "write the attributes")

@@ -184,6 +184,15 @@ def empty_modules(classes: Sequence[type[Module]]) -> list[Module]:
     return modules
 
 
+def replaces_arrays(module: Module, names: Sequence[str], values: Sequence[Any]) -> bool:
+    """Tell whether a Module that gets attributes keeps its own, but for arrays in their place."""
+    attributes = attributes_of(module)
+    if slot_names(type(module)) or (*attributes,) != (*names,):
+        return False
+    pairs = zip(attributes.values(), values, strict=True)
+    return all([old is new or (_is_array(old) and _is_array(new)) for old, new in pairs])  # noqa: C419
+
+
 def tell_of_write(module: Module, name: str | None = None) -> None:
     """Say that the structure of a Module was written.
 

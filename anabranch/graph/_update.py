@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -13,7 +14,7 @@ from anabranch.errors import ArgumentError, UpdateError, bounded, first_few
 from anabranch.graph._build import recipe_of
 from anabranch.graph._delta import Write, commit, commit_values
 from anabranch.graph._flatten import Flat, flatten
-from anabranch.graph._graphdef import Path
+from anabranch.graph._graphdef import GraphDef, Path
 from anabranch.graph._leaf_info import LeafInfo, path_text
 from anabranch.graph._split import as_state, snapshots
 from anabranch.graph._state import State
@@ -29,6 +30,9 @@ def update(
     relax: Collection[Literal["paths", "shapes", "kinds"]] = (),
 ) -> None:
     """Write states into an object, in place, all or nothing.
+
+    An immutable value that holds arrays, as the state of an optimiser does, is replaced by a new
+    one in the object that holds it.
 
     Arguments:
         node: a node, or any container of nodes.
@@ -57,7 +61,7 @@ def update(
     flat = flatten(node)
     if _write_by_number(flat, (state, *more), shapes="shapes" not in relax):
         return
-    finder = _Finder(flat)
+    finder, top = _Finder(flat), _at_the_top(flat.graphdef)
     problems: list[str] = []
     new: dict[int, dict[int, Any]] = {}
     for given in (state, *more):
@@ -74,7 +78,7 @@ def update(
                 if "paths" not in relax:
                     problems.append(f"{path_text(info.path)}: the object has no such leaf")
                 continue
-            found = _problem(flat, cell, info, leaf, relax)
+            found = _problem(flat, cell, info, leaf, relax, top)
             if found:
                 problems.append(f"{path_text(info.path)}: {found}")
             (index, position), _ = cell
@@ -168,10 +172,11 @@ def _problem(
     info: LeafInfo,
     leaf: Any,
     relax: Collection[str],
+    top: Collection[int],
 ) -> str:
     (index, _), number = cell
-    if index < 0 or not flat.graphdef.entries[index].kind.identity:
-        return "the leaf is held by an immutable value and cannot be written in place"
+    if index < 0 or index in top:
+        return "it is part of the value that is given, which cannot be written: use `merge`"
     own = flat.graphdef.infos[number]
     fits = info.kind is own.kind or info.kind is jax.Array  # a plain array fits any kind
     if "kinds" not in relax and not fits:
@@ -187,13 +192,58 @@ def _shape(leaf: Any) -> Any:
     return np.shape(leaf) if found is None else found
 
 
+def _at_the_top(graphdef: GraphDef) -> set[int]:
+    """Return the immutable values that are given, and those in them that are in no object."""
+    found, pending = set[int](), [graphdef.root]
+    while pending:
+        edge = pending.pop()
+        if type(edge) is int and edge >= 0 and not graphdef.entries[edge].kind.identity:
+            found.add(edge)
+            pending += graphdef.entries[edge].edges
+    return found
+
+
 def _write(flat: Flat, new: dict[int, dict[int, Any]]) -> None:
-    writes: list[Write] = []
+    """Write leaves, given by the entries that hold them and the positions in these.
+
+    Those of immutable values go into new values, which take the places of the old ones.
+    """
+    entries = flat.graphdef.entries
     kept = iter(snapshots([leaf for held in new.values() for leaf in held.values()]))
-    for index, held in new.items():
-        values = dict(zip(held, kept, strict=False))
+    leaves = {index: dict(zip(held, kept, strict=False)) for index, held in new.items()}
+    affected = _with_holders(flat.graphdef, leaves)
+
+    def contents(index: int) -> Any:
         extra, keys, old = flat.contents[index]
-        contents = [values.get(i, value) for i, value in enumerate(old)]
-        cls = flat.graphdef.entries[index].cls
-        writes.append(Write(flat.objects[index], cls, (extra, keys, contents)))
-    commit(writes)
+        own = leaves.get(index, {})
+        values = [own.get(i, value) for i, value in enumerate(old)]
+        for i, edge in enumerate(entries[index].edges):
+            if type(edge) is int and edge in affected and not entries[edge].kind.identity:
+                values[i] = value(edge)
+        return extra, keys, values
+
+    @functools.cache
+    def value(index: int) -> Any:
+        kind, cls = entries[index][:2]
+        return kind.build(cls, *contents(index))
+
+    identities = [index for index in sorted(affected) if entries[index].kind.identity]
+    commit([Write(flat.objects[i], entries[i].cls, contents(i)) for i in identities])
+
+
+def _with_holders(graphdef: GraphDef, indices: Iterable[int]) -> set[int]:
+    """Return entries, and what holds those that are immutable values, up to objects."""
+    entries = graphdef.entries
+    holders: dict[int, list[int]] = {}
+    for index, entry in enumerate(entries):
+        for edge in entry.edges:
+            if type(edge) is int and edge >= 0 and not entries[edge].kind.identity:
+                holders.setdefault(edge, []).append(index)
+    found, pending = set[int](), [*indices]
+    while pending:
+        index = pending.pop()
+        if index not in found:
+            found.add(index)
+            if not entries[index].kind.identity:
+                pending += holders.get(index, ())
+    return found

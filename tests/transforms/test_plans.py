@@ -171,6 +171,14 @@ class TestGuard:
         Layer().extra = 1
         assert same(jitted(world), look(world))
 
+    def test_arrays_of_a_state_that_are_written_are_no_structural_write(self, walks):
+        world, jitted = World(), transforms.jit(look)
+        for i in range(6):
+            ab.update(world, {"array": world.array + 1, "point": {"x": jnp.full(2, i)}})
+            walked = walks.of(jitted, world)
+            assert same(jitted(world), look(world)), i
+        assert walked == 0
+
     def test_a_write_to_another_module_does_not_walk(self, walks):
         """C34."""
         world, other, jitted = World(), Layer(), transforms.jit(look)
