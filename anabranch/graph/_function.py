@@ -30,6 +30,7 @@ CELL, DEFAULT, KEYWORD, GLOBAL = "cell", "default", "keyword", "global"
 LIBRARIES = frozenset({"anabranch", "jax", "jaxlib", "numpy", "flax", "optax", "equinox", "chex"})
 _MOST = 4096  # elements of a container that are looked at, and functions that are followed
 _SEQUENCES = frozenset({_kinds.LIST, _kinds.DEQUE, _kinds.TUPLE})
+_MUTABLE = frozenset({_kinds.LIST, _kinds.DICT, _kinds.DEQUE, _kinds.SET})
 
 
 class Unset:
@@ -247,7 +248,14 @@ def lasting(origin: Origin, shared: dict[int, Any]) -> Origin:
 
 def captures_of(function: types.FunctionType) -> tuple[Capture, ...]:
     """Return where a function reaches objects."""
-    return tuple([capture for capture, value in what_is_captured(function) if _reaches([value])])
+    nodes = TAKEN_FOR_NODES.get(function, ())
+    return tuple(
+        [
+            capture
+            for capture, value in what_is_captured(function)
+            if _reaches([value]) or (capture in nodes and is_container(value))
+        ]
+    )
 
 
 def what_is_captured(function: types.FunctionType) -> list[tuple[Capture, Any]]:
@@ -297,7 +305,11 @@ def _reaches(pending: list[Any]) -> bool:
         seen.add(id(x))
         if cls is types.FunctionType:
             if not is_settled(x):
-                pending += [held for _, held in what_is_captured(x)]
+                captured = what_is_captured(x)
+                nodes = TAKEN_FOR_NODES.get(x, ())
+                if nodes and any(c in nodes and is_container(value) for c, value in captured):
+                    return True
+                pending += [value for _, value in captured]
             continue
         rule = _classify.RULES.get(cls)
         if rule is None:
@@ -320,6 +332,20 @@ def _reaches(pending: list[Any]) -> bool:
         elif rule is _kinds.FROZEN:
             pending.extend(rule.open(x)[2])
     return False
+
+
+TAKEN_FOR_NODES = weakref.WeakKeyDictionary[types.FunctionType, set[Capture]]()
+"""Captured containers that are nodes though they hold no object: see `_containers`."""
+
+
+def reaches_object(x: Any) -> bool:
+    """Tell whether an object can be reached from something that a function captures."""
+    return _reaches([x])
+
+
+def is_container(x: Any) -> bool:
+    """Tell whether something is a list, a dict, a deque or a set."""
+    return _classify.rule_of(x) in _MUTABLE
 
 
 def plain_function(target: Any) -> Any:
@@ -345,8 +371,7 @@ def _rule(function: types.FunctionType) -> Any:
         return FUNCTION
     if is_settled(function):
         return _classify.STATIC
-    reaches = _reaches([value for _, value in what_is_captured(function)])
-    return FUNCTION if reaches else _classify.STATIC
+    return FUNCTION if _reaches([function]) else _classify.STATIC
 
 
 _SETTLED: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()

@@ -169,6 +169,8 @@ def run_inside(
                 result = call(twin)
             tell_watcher()
             found = diff(graphdef, built, result, lanes=grouping.lanes)
+            if attempt is not None:
+                attempt.refuse_copies(found.new, scope)
             picked = None if pick is None else pick(result)
             inside = Inside(*_report(graphdef, leaves, grouping, built, found), picked)
     finally:

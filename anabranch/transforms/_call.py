@@ -13,10 +13,11 @@ import numpy as np
 from anabranch._jax import is_tracer
 from anabranch.errors import ArgumentError, DeletedArrayError, StaticValueError, StructureError
 from anabranch.graph import _classify, _kinds, _static
+from anabranch.graph._containers import captured_constants, take_for_nodes
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._function import FUNCTION
 from anabranch.graph._leaf_info import call_text
-from anabranch.transforms._lifting import split_for_attempt, with_found
+from anabranch.transforms._lifting import renew_found_stamp, split_for_attempt, with_found
 
 
 class Call(NamedTuple):
@@ -81,7 +82,12 @@ def flatten_call(
         functions = (function,)
         function = method_of(function)
     function = with_found(function, functions)
-    flat = flatten(Call(function, tuple(args), dict(kwargs)), numbers=True)
+    call = Call(function, tuple(args), dict(kwargs))
+    flat = flatten(call, numbers=True)
+    constants = captured_constants(functions)
+    if constants and take_for_nodes(constants, flat.objects):
+        renew_found_stamp()
+        flat = flatten(call, numbers=True)
     return split_for_attempt(flat)
 
 

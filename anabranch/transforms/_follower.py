@@ -147,21 +147,36 @@ class _Follower:
 
     def _take_function(self, arguments: Arguments, head: Head) -> None:
         """Compare what the function captures; objects are found by weak references."""
-        names = arguments.compare_captures(head.watch) if head.watch else {}
-        for node in head.nodes:
+        places = arguments.compare_captures(head.watch) if head.watch else {}
+        now = head.watch.read() if head.watch else ()
+        if now is None:
+            raise Unplannable
+        names: list[str] = []
+        end = 0  # the nodes before are below one that is shared
+        for k, node in enumerate(head.nodes):
             if not isinstance(node, int):
-                arguments.add_node(self._find(node))
-            elif node in names:
-                arguments.add_node(names[node])
+                name, obj = self._find(node), node()
+            elif node in places:
+                name, obj = places[node], now[node]
             else:
                 raise Unplannable
+            names.append(name)
+            if k < end:
+                continue
+            if arguments.is_shared(name, obj):
+                end = head.spans[k][2]
+                if any(k <= i < end for i, _, _ in head.variables):
+                    raise Unplannable
+            else:
+                arguments.add_node(name)
         variables = iter(head.variables)
         for root, start in zip(head.roots, head.starts, strict=True):
             while len(arguments.leaves) < start:
-                arguments.take_captured(*next(variables))
+                node, *known = next(variables)
+                arguments.take_captured(names[node], *known)
             arguments.add_root(self._find(root))
-        for variable in variables:
-            arguments.take_captured(*variable)
+        for node, *known in variables:
+            arguments.take_captured(names[node], *known)
 
     def _find(self, reference: weakref.ref[Any]) -> str:
         name = self.source.fresh()
@@ -220,7 +235,9 @@ class _Follower:
         if self.plan.order is not None:
             self.places = [self.places[i] for i in self.plan.order]
             self.inputs = arguments.inputs(self.places)
-        arguments.check_nodes([f"s{i}" for i in range(len(self.segments))])
+        others = [f"s{i}.ids" for i in range(len(self.segments))]
+        constants = self.plan.constants
+        arguments.check_nodes([*others, source.constant(constants)] if constants else others)
         source.unless("COMMITS.begun is ended")  # else it may be half of what another thread writes
 
     def _take_leaves(self, arguments: Arguments, names: Sequence[str]) -> None:

@@ -22,9 +22,10 @@ from anabranch import _jax
 from anabranch._boundary import rewriters
 from anabranch.errors import CapturedWriteError
 from anabranch.graph import _classify, _kinds
+from anabranch.graph._containers import captured_constants, take_for_nodes
 from anabranch.graph._expression import expression_from
 from anabranch.graph._flatten import Flat
-from anabranch.graph._function import plain_function
+from anabranch.graph._function import is_container, plain_function
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import HOOKS, Found, Scope
 from anabranch.graph._tokens import STRUCTURE
@@ -98,6 +99,21 @@ class Attempt:
         self.function: Any = None  # in whose name something is remembered
         self.functions: Sequence[Any] = ()  # of the user
         self.hooked = False  # whether Variables of other libraries have to ask what stands for them
+
+    def refuse_copies(self, objects: Sequence[Any], scope: Scope) -> None:
+        """Give up the run if a container that the function captures would come back as a copy.
+
+        Arguments:
+            objects: what the function leaves behind that is new.
+            scope: of the function.
+
+        Raises:
+            Found: the containers are inputs the next time.
+        """
+        containers = [*filter(is_container, objects)]
+        if containers and take_for_nodes(captured_constants(self.functions), containers):
+            renew_found_stamp()
+            raise Found(scope)
 
     @property
     def flat(self) -> Flat:
@@ -209,8 +225,7 @@ def _remember(attempt: Attempt, found: Sequence[Any]) -> None:
         news = True
     if news and key is not None:
         _FOUND[key] = [one for one in known if one.reference() is not None]
-        _STAMP[0] = object()
-        STRUCTURE.unwatched = object()
+        renew_found_stamp()
 
 
 def _new_mark(ways: Ways | None, known: Sequence[_Known]) -> str:
@@ -218,6 +233,12 @@ def _new_mark(ways: Ways | None, known: Sequence[_Known]) -> str:
     others = {one.mark for one in known}
     numbered = (f"{text} ({number})" for number in itertools.count(2))
     return next(mark for mark in itertools.chain([text], numbered) if mark not in others)
+
+
+def renew_found_stamp() -> None:
+    """Say that something has been found."""
+    _STAMP[0] = object()
+    STRUCTURE.unwatched = object()
 
 
 def found_stamp() -> object:

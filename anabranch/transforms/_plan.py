@@ -82,6 +82,7 @@ class Plan:
         "_known",
         "_variables",
         "calls",
+        "constants",
         "function",
         "graphdef",
         "latest",
@@ -105,6 +106,7 @@ class Plan:
         loose: Collection[tuple[int, int]],
         sharing: Sharing | None,
         order: Sequence[int] | None,
+        constants: Collection[int],
     ) -> None:
         self.function, self.graphdef = function, graphdef
         _, self._variables, self.unwatched = stamps
@@ -117,6 +119,7 @@ class Plan:
         self.loose = loose  # those places: the index of an object, and the position in it
         self.sharing = sharing
         self.order = order  # the leaves by their places among those that were read, if they differ
+        self.constants = frozenset(constants)  # the ids of lists and dicts that must be no nodes
         self._known: dict[int, _Known] = {}
 
     def watch(self, segments: Sequence[Segment], forget: Callable[[Any], None]) -> None:
@@ -160,7 +163,10 @@ class Plan:
             spine.nodes = nodes = [*spine.nodes, *nodes]
             if len({*map(id, nodes)}) < len(nodes):
                 return None
-        if spine.nodes and not all(s.ids.isdisjoint(map(id, spine.nodes)) for s in segments):
+        if spine.nodes and not all(
+            ids.isdisjoint(map(id, spine.nodes))
+            for ids in (self.constants, *[s.ids for s in segments])
+        ):
             return None
         if not same_variables:
             self._variables = variables
@@ -267,7 +273,12 @@ _REPORTS = 64  # of one plan: one for each combination of shapes
 
 
 def make_plan(
-    spine: Spine, flat: Flat, stamps: Stamps, function: Any, report: Report
+    spine: Spine,
+    flat: Flat,
+    stamps: Stamps,
+    function: Any,
+    report: Report,
+    constants: Collection[int],
 ) -> tuple[Plan, list[Segment]]:
     """Make a plan of a call that was walked; `give` lets it live.
 
@@ -277,6 +288,7 @@ def make_plan(
         stamps: read before the walk.
         function: the compiled function.
         report: what the function did.
+        constants: the ids of the containers that are constants to it.
 
     Raises:
         Unplannable: the call holds what a plan cannot follow, or the report says more than what
@@ -318,7 +330,16 @@ def make_plan(
         for root, start, segment in zip(roots.values(), starts, segments, strict=True)
     ]
     plan = Plan(
-        function, flat.graphdef, stamps, parts, roots, at_nodes, frozenset(loose), sharing, order
+        function,
+        flat.graphdef,
+        stamps,
+        parts,
+        roots,
+        at_nodes,
+        frozenset(loose),
+        sharing,
+        order,
+        constants,
     )
     if plan.learn(spine, segments, report).writer is None:
         raise Unplannable

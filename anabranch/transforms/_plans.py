@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from anabranch import _jax
 from anabranch.graph import _tokens
+from anabranch.graph._containers import captured_constants
 from anabranch.graph._flatten import COMMITS, Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import OPEN as _SCOPES
@@ -216,7 +217,8 @@ class Plans:
         if spine is None:
             return AGAIN
         try:
-            plan, segments = make_plan(spine, flat, stamps, function, report)
+            constants = captured_constants([self._splitter.function]).keys()
+            plan, segments = make_plan(spine, flat, stamps, function, report, constants)
         except Unplannable:
             return AGAIN
         owners = weakref.ref(spine.table), weakref.ref(self)

@@ -1,5 +1,7 @@
 """Arguments that hang on a Module which is passed, too, or that are passed twice.
 
+What a function captures counts as an argument here.
+
 `step(model, model.layers)`: the list is read as an argument, and it belongs to what is known of the
 Module. It is enough then to see that it is that list. The same holds for what is in two places
 among the arguments: the second one is seen to be the first.
@@ -12,7 +14,6 @@ from typing import NamedTuple
 
 from anabranch.transforms._segment import Segment
 from anabranch.transforms._spine import Spine
-from anabranch.transforms._watch import Unplannable
 
 
 class Sharing(NamedTuple):
@@ -38,11 +39,7 @@ class Sharing(NamedTuple):
 
 
 def find_sharing(spine: Spine, segments: Sequence[Segment]) -> Sharing | None:
-    """Return which nodes of a spine are shared, None if there are none.
-
-    Raises:
-        Unplannable: a function captures one of them.
-    """
+    """Return which nodes of a spine are shared, None if there are none."""
     if not spine.nodes:
         return None
     objects = {
@@ -61,8 +58,6 @@ def find_sharing(spine: Spine, segments: Sequence[Segment]) -> Sharing | None:
         if known == k and place is None:
             sharing.own.append(k)
             continue
-        if k < spine.num_head:
-            raise Unplannable
         if place is not None:
             sharing.attached.append((k, *place))
         else:

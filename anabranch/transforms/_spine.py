@@ -41,7 +41,6 @@ class Spine:
         "key",
         "leaves",
         "nodes",
-        "num_head",
         "opened",
         "roots",
         "spans",
@@ -63,7 +62,6 @@ class Spine:
         self.roots: list[Any] = []
         self.starts: list[int] = []  # how many leaves came before each root
         self.nodes: list[Any] = []  # Variables, lists, dicts and others with identity
-        self.num_head = 0  # how many of them the function captures
         self.spans: dict[int, tuple[int, int, int]] = {}
         """For each node, its first leaf, the leaf after its last one, and the same for nodes."""
         self.opened = 0
@@ -135,6 +133,7 @@ class Head(NamedTuple):
     starts: Sequence[int]
     nodes: Sequence[weakref.ref[Any] | int]  # containers by their places in what is watched
     variables: Sequence[tuple[int, Any, type]]  # which nodes, their metadata, their classes
+    spans: Mapping[int, tuple[int, int, int]]  # see `Spine`
     table: Table
     captures_nothing: bool
     hidden: tuple[Callable[[], list[int]], list[int]] | None  # what was found by its use
@@ -152,6 +151,7 @@ class Head(NamedTuple):
             spine.starts += self.starts
         if self.nodes:
             spine.nodes += [now[ref] if isinstance(ref, int) else ref() for ref in self.nodes]
+            spine.spans.update(self.spans)
             for i, metadata, cls in self.variables:
                 variable = spine.nodes[i]
                 if type(variable) is not cls or variable._metadata is not metadata:
@@ -222,7 +222,6 @@ class SpineReader:
         try:
             if self._head is None or not self._head.read(spine):
                 spine = self._read_function()
-            spine.num_head = len(spine.nodes)
             self._read_arguments(spine, args, kwargs)
         except (Unplannable, NodeTypeError, StaticValueError):
             return None
@@ -307,6 +306,7 @@ def _head_of(spine: Spine, watch: Watch, found: object, hidden: Any) -> Head | N
         [*spine.starts],
         nodes,
         variables,
+        dict(spine.spans),
         spine.table,
         not (watch or roots or nodes),
         hidden,

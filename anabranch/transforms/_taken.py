@@ -69,17 +69,11 @@ class Arguments:
         """
         source, cls = self.source, type(x)
         rule = _classify.RULES.get(cls)
-        if isinstance(rule, Kind) and rule.identity and not rule.is_root:
-            if id(x) in self._shared:
-                self._attached.append((name, self._shared[id(x)]))
-                self._pass_over(x)
-                return
-            first = self._first.setdefault(id(x), name)
-            if first != name:
-                source.unless(f"{name} is {first}")
-                self._num_repeated += 1
-                self._pass_over(x)
-                return
+        has_identity = isinstance(rule, Kind) and rule.identity and not rule.is_root
+        if has_identity and self.is_shared(name, x):
+            for root in spine_of(x).roots:  # below something that is known to be the same
+                self.add_root(f"{source.constant(weakref.ref(root))}()")
+            return
         if rule is _classify.LEAF or (rule is _classify.NUMBER and numbers):
             source.unless(f"type({name}) in {source.constant(leaf_types(numbers))}")
             self.leaves.append(name)
@@ -103,10 +97,16 @@ class Arguments:
         else:
             self.take_static(name, x)
 
-    def _pass_over(self, x: Any) -> None:
-        """Add the roots below something that is known to be the same."""
-        for root in spine_of(x).roots:
-            self.add_root(f"{self.source.constant(weakref.ref(root))}()")
+    def is_shared(self, name: str, x: Any) -> bool:
+        """Tell whether a node hangs on a Module or came before; then that is compared."""
+        if id(x) in self._shared:
+            self._attached.append((name, self._shared[id(x)]))
+            return True
+        first = self._first.setdefault(id(x), name)
+        if first != name:
+            self.source.unless(f"{name} is {first}")
+            self._num_repeated += 1
+        return first != name
 
     def add_root(self, name: str) -> None:
         """Add an object that can keep what plans know of it, and that is known to be the same."""
@@ -157,9 +157,9 @@ class Arguments:
             raise Unplannable
         self.source.unless(same)
 
-    def take_captured(self, node: int, metadata: Any, cls: type) -> None:
-        """Read one of the nodes, a Variable that the function captures."""
-        self.leaves.append(self._read_variable(self.nodes[node], metadata, cls))
+    def take_captured(self, name: str, metadata: Any, cls: type) -> None:
+        """Read a Variable that the function captures."""
+        self.leaves.append(self._read_variable(name, metadata, cls))
 
     def compare_captures(self, watch: Watch) -> dict[int, str]:
         """Compare what functions capture; return the names of containers by their places."""
@@ -360,12 +360,16 @@ class Arguments:
         for name, expected in self._attached:
             self.source.unless(f"{name} is {expected}")
 
-    def check_nodes(self, segments: Sequence[str]) -> None:
-        """Compare nodes with one another, and with what hangs on roots: all must be different."""
+    def check_nodes(self, others: Sequence[str]) -> None:
+        """Compare nodes with one another, and with other ids: all must be different.
+
+        Arguments:
+            others: sets of ids: of what hangs on roots, and of constants.
+        """
         source = self.source
         if len(self.nodes) == 1:
-            for segment in segments:
-                source.unless(f"id({self.nodes[0]}) not in {segment}.ids")
+            for ids in others:
+                source.unless(f"id({self.nodes[0]}) not in {ids}")
         elif self.nodes:
             # most often they are those of the last call
             source.names["latest"] = [None]
@@ -377,7 +381,7 @@ class Arguments:
             source.add("if ids != latest[0]:")
             source.add("different = {*map(id, nodes)}", 2)
             conditions = [f"len(different) == {len(self.nodes)}"]
-            conditions += [f"different.isdisjoint({segment}.ids)" for segment in segments]
+            conditions += [f"different.isdisjoint({ids})" for ids in others]
             source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
             source.add("latest[0] = ids", 2)
 
