@@ -29,7 +29,7 @@ from anabranch.graph._flatten import COMMITS, Flat, namer
 from anabranch.graph._function import FUNCTION, lasting
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._kind import Kind
-from anabranch.graph._static import EXACT_BY_TYPE
+from anabranch.graph._static import EXACT_BY_TYPE, encode
 from anabranch.graph._tokens import STRUCTURE, check_owned
 from anabranch.graph._variable import NO_METADATA, Variable
 from anabranch.graph._walk import Contents, Walk
@@ -253,13 +253,55 @@ def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
     )
     writes: list[Write] = []
     for index, entry in delta.changed:
-        values = [built.resolve(edge) for edge in entry.edges]
+        values = _kept_where_equal(flat.content(index), entry.keys, map(built.resolve, entry.edges))
         contents = (entry.extra, entry.keys, values)
         writes.append(Write(flat.objects[index], entry.cls, contents))
     if writes:
         expected = [flat.content(index) for index, _ in delta.changed]
         commit(writes, expected, namer(flat.graphdef), [index for index, _ in delta.changed])
     return built.resolve(delta.root)
+
+
+def _kept_where_equal(old: Contents, keys: Sequence[Any], values: Iterable[Any]) -> list[Any]:
+    """Return values, and in place of those that were only built anew what was there before.
+
+    Arguments:
+        old: what an object held.
+        keys: what it is to hold, and where.
+        values: the same.
+    """
+    _, names, held = old
+    before = dict(zip(names, held, strict=True)) if names != keys else None
+    found: list[Any] = []
+    for i, (key, value) in enumerate(zip(keys, values, strict=True)):
+        then = held[i] if before is None else before.get(key)
+        same = type(then) is type(value) and then is not value and _are_one_value(then, value)
+        found.append(then if same else value)
+    return found
+
+
+def _are_one_value(one: Any, other: Any) -> bool:
+    """Tell whether two immutable values hold the very same things."""
+    pending = [(one, other)]
+    while pending:
+        a, b = pending.pop()
+        if a is b:
+            continue
+        kind = _classify.rule_of(a)
+        if type(a) is not type(b):
+            return False
+        if not isinstance(kind, Kind):
+            if type(a) not in _COMPARED or encode(a) != encode(b):
+                return False
+            continue
+        (extra, keys, values), (other_extra, other_keys, others) = kind.open(a), kind.open(b)
+        if kind.identity or extra != other_extra or keys != other_keys:
+            return False
+        pending += zip(values, others, strict=True)
+    return True
+
+
+_COMPARED = EXACT_BY_TYPE | {float, complex}
 
 
 def changed_meanwhile(where: str, cls: type) -> ConcurrentWriteError:

@@ -142,13 +142,13 @@ def static_at(entries: Entries, edge: Edge) -> Edge:
 
 
 def are_equal(before: Entries, old: Edge, after: Entries, new: Edge) -> bool:
-    """Tell whether two trees hold no arrays, and the same besides; then they are one value."""
+    """Tell whether two values hold no arrays, and the same besides; then they are one value."""
     pending = [(old, new)]
     while pending:
         one, other = pending.pop()
         a, b = _opened(before, one), _opened(after, other)
         if a is None or b is None:
-            if type(one) is int or type(other) is int or one != static_at(after, other):
+            if one != static_at(after, other) or (type(one) is int and one < 0):
                 return False
         elif a[0] != b[0]:
             return False
@@ -161,7 +161,7 @@ def _opened(entries: Entries, edge: Edge) -> tuple[Any, Sequence[Edge]] | None:
     """Return what a value is besides what it holds, and that; None if it holds nothing."""
     if type(edge) is int and edge >= 0:
         entry = entries(edge)
-        if not is_tree(entry.kind):
+        if entry.kind.identity:
             return None
         plain = entry.cls is tuple
         return (tuple, len(entry.edges)) if plain else entry[:4], entry.edges

@@ -408,3 +408,55 @@ def test_a_state_without_some_of_its_arrays_is_followed(place):
         assert opt.state[0]["b"] == Empty()
         assert opt.state[0]["w"].tolist() == [i + 1.0, i + 2.0, i + 3.0]
     assert jitted._followers
+
+
+class Counting(ab.Module):
+    def __init__(self, held: Any) -> None:
+        self.n, self.held = jnp.array(0.0), held
+        self.table = {"held": held}
+
+    def bound(self) -> None: ...
+
+
+def increase(m: Counting) -> None:
+    m.n = m.n + 1
+    m.table["n"] = m.n
+
+
+LOOPS: dict[str, Any] = {
+    "plain": increase,
+    "scan": lambda m: ab.scan(lambda c, _: (increase(m), (c, c))[1], length=3)(m.n, None),
+    "fori": lambda m: ab.fori_loop(0, 3, lambda i, c: (increase(m), c)[1], m.n),
+    "while": lambda m: ab.while_loop(lambda c: c < 3, lambda c: (increase(m), c + 1)[1], m.n * 0),
+    "vmap": lambda m: ab.vmap(lambda m, x: increase(m), in_axes=(None, 0))(m, jnp.ones(3)),
+    "grad": lambda m: ab.grad(lambda x: (increase(m), x**2)[1])(1.0),
+    "remat": ab.remat(increase),
+    "cond": lambda m: ab.cond(m.n > -1, increase, increase, m),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_value_that_nobody_writes_is_left_alone(loop, compiled, walks):
+    """As an optax transformation in an attribute of a model that is trained in a loop."""
+    values: list[Any] = [
+        3.5,
+        (1000, 2.5, "text"),
+        (jnp.tanh,),
+        Moments(1, 2.5),
+        Moments(jnp.ones(2), ()),
+        functools.partial(jnp.sum, axis=0),
+        functools.partial(jnp.add, jnp.ones(2)),
+        Counting(0).bound,
+        Registered(jnp.ones(2), ()),
+    ]
+    for value in values:
+        model = Counting(value)
+        model.table["n"] = model.n
+        call = transforms.jit(LOOPS[loop]) if compiled else LOOPS[loop]
+        for _ in range(4):
+            walked = walks.of(call, model)
+            assert model.held is value
+            assert model.table["held"] is value
+        assert walked == 0
+        assert float(model.n) == float(model.table["n"]) >= 4
