@@ -7,13 +7,15 @@ in the form: all the classes, all the names, then all first attributes, all seco
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.transforms._source import Source
 
+LONG = 8
+"""Children of one form from which on they are read by columns."""
 _DEPTH = 16
 _LEAF, _STATIC, _IDENTICAL = "leaf", "static", "identical"
 
@@ -240,3 +242,24 @@ class Columns:
 def _is_leaf(x: Any, *, numbers: bool) -> bool:
     rule = _classify.RULES.get(type(x))
     return rule is _classify.LEAF or (rule is _classify.NUMBER and numbers)
+
+
+def runs_of(
+    children: Sequence[Any], apart: Collection[int], *, numbers: bool
+) -> list[tuple[int, int]]:
+    """Return where long runs of children of one form start and end.
+
+    Arguments:
+        children: values.
+        apart: the ids of those that belong to no run.
+        numbers: whether Python numbers are leaves.
+    """
+    forms = [None if id(x) in apart else form_of(x, numbers=numbers) for x in children]
+    found: list[tuple[int, int]] = []
+    start = 0
+    for end in range(1, len(forms) + 1):
+        if end == len(forms) or forms[end] is None or forms[end] != forms[start]:
+            if end - start >= LONG and forms[start] is not None:
+                found.append((start, end))
+            start = end
+    return found

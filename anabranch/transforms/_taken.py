@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -20,12 +20,14 @@ from anabranch.graph._state import State
 from anabranch.transforms._addresses import addresses_reader
 from anabranch.transforms._captures import is_itself
 from anabranch.transforms._columns import (
+    LONG,
     Columns,
-    form_of,
     has_plain_attributes,
     have_types,
     leaf_types,
+    runs_of,
 )
+from anabranch.transforms._opened import contents_of, static_of
 from anabranch.transforms._places import spine_of
 from anabranch.transforms._sharing import Sharing
 from anabranch.transforms._source import Source
@@ -36,7 +38,6 @@ _LINES = 20000  # of source; longer ones take long to compile
 _LARGE = 24  # tuples and what they hold
 _FEW = 4  # elements of a list that are named one by one
 _MANY = 16  # ids, from which on their bytes are read faster
-_LONG = 8  # children of one form from which on they are read by columns
 
 
 class Arguments:
@@ -94,6 +95,8 @@ class Arguments:
             self._take_bound(name, x, numbers=numbers)
         elif cls is types.FunctionType:
             self._take_function(name, x)
+        elif isinstance(rule, Kind) and cls not in _classify.LOOK:
+            self._take_opened(name, x, rule, numbers=numbers)
         else:
             self.take_static(name, x)
 
@@ -154,8 +157,28 @@ class Arguments:
         elif type(x) in (float, complex) or is_itself(x):
             same = f"{name} is {value}"
         else:
-            raise Unplannable
+            encoded = static_of(x)
+            if encoded is None:
+                raise Unplannable
+            self.source.names["static_of"] = static_of
+            same = f"type({name}) is {cls} and static_of({name}) == {self.source.constant(encoded)}"
         self.source.unless(same)
+
+    def _take_opened(self, name: str, x: Any, kind: Any, *, numbers: bool) -> None:
+        """Compare an object of any other kind."""
+        source, found, contents = self.source, self.source.fresh(), contents_of(kind, x)
+        if contents is None:
+            raise Unplannable
+        extra, keys, values = contents
+        source.names["contents_of"] = contents_of
+        source.add(f"{found} = contents_of({source.constant(kind)}, {name})")
+        source.unless(f"type({name}) is {source.constant(type(x))} and {found} is not None")
+        source.unless(f"{found}[:2] == {source.constant((extra, keys))}")
+        if kind.identity:
+            self.add_node(name)
+        if kind.numbers is not None:
+            numbers = kind.numbers
+        self.children[name] = self.take_all(f"{found}[2]", values, numbers=numbers)
 
     def take_captured(self, name: str, metadata: Any, cls: type) -> None:
         """Read a Variable that the function captures."""
@@ -252,7 +275,8 @@ class Arguments:
     def _take_object(self, name: str, x: Any, *, numbers: bool) -> None:
         source, cls = self.source, type(x)
         if not has_plain_attributes(x):
-            raise Unplannable
+            self._take_opened(name, x, _classify.RULES[cls], numbers=numbers)
+            return
         attributes = source.fresh()
         source.unless(f"type({name}) is {source.constant(cls)}")
         source.add(f"{attributes} = {name}.__dict__")
@@ -264,6 +288,9 @@ class Arguments:
 
     def _take_container(self, name: str, x: Any, *, numbers: bool) -> None:
         source, cls = self.source, type(x)
+        if cls is dict and not {*map(type, x)} <= {str, int}:
+            self._take_opened(name, x, _kinds.DICT, numbers=numbers)
+            return
         known = cls.__name__ if cls in (list, dict, tuple) else source.constant(cls)
         source.unless(f"type({name}) is {known} and len({name}) == {len(x)}")
         if cls in (list, dict):
@@ -296,7 +323,7 @@ class Arguments:
         elif _is_frozen(x) and not jax.tree.leaves(x):
             source.unless(f"{name} is {source.constant(x)}")
         else:
-            raise Unplannable
+            self._take_opened(name, x, _classify.RULES[type(x)], numbers=numbers)
 
     def _take_state(self, name: str, x: State, *, numbers: bool) -> None:
         source, leaves, infos = self.source, self.source.fresh(), self.source.constant(x._source)
@@ -317,7 +344,7 @@ class Arguments:
         if not children:
             return ()
         apart = {*self._shared, *self._first}
-        runs = _runs(children, apart, numbers=numbers) if len(children) >= _LONG else []
+        runs = runs_of(children, apart, numbers=numbers) if len(children) >= LONG else []
         if not runs:
             names = [source.fresh() for _ in children]
             source.add(f"{', '.join(names)}, = {expression}")
@@ -406,24 +433,3 @@ def _is_large(x: Any) -> bool:
         if isinstance(value, tuple):
             pending += cast("Iterable[Any]", value)
     return seen >= _LARGE
-
-
-def _runs(
-    children: Sequence[Any], apart: Collection[int], *, numbers: bool
-) -> list[tuple[int, int]]:
-    """Return where long runs of children of one form start and end.
-
-    Arguments:
-        children: values.
-        apart: the ids of those that belong to no run.
-        numbers: whether Python numbers are leaves.
-    """
-    forms = [None if id(x) in apart else form_of(x, numbers=numbers) for x in children]
-    found: list[tuple[int, int]] = []
-    start = 0
-    for end in range(1, len(forms) + 1):
-        if end == len(forms) or forms[end] is None or forms[end] != forms[start]:
-            if end - start >= _LONG and forms[start] is not None:
-                found.append((start, end))
-            start = end
-    return found

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import threading
 import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ import anabranch as ab
 from anabranch import transforms
 from anabranch.graph._classify import rule_of
 from anabranch.transforms._plans import Plans
-from tests.transforms.plan_worlds import Point, look, same
+from tests.transforms.plan_worlds import Point, Slotted, look, same
 from tests.transforms.test_plans_of_trees import Scaled
 
 
@@ -542,3 +543,53 @@ def test_many_static_variants_have_followers_each_and_remember_together(monkeypa
     segments = [*rule_of(model).kept_plans(model).values()]
     assert len(segments) == len(variants)
     assert len({id(segment.memory) for segment in segments}) == 1
+
+
+def a_mesh(size: int = 1) -> Any:
+    return jax.sharding.Mesh(np.array(jax.devices()[:size]), ("x",))
+
+
+OTHERS: dict[str, tuple[Callable[[], Any], Callable[[dict[str, Any]], None]]] = {
+    "deque": (lambda: deque([1, jnp.ones(2)]), lambda w: w["other"].append(2)),
+    "deque, maxlen": (lambda: deque([1], maxlen=3), lambda w: w.update(other=deque([1], maxlen=4))),
+    "OrderedDict": (lambda: OrderedDict(a=1, b=2), lambda w: w["other"].move_to_end("a")),
+    "defaultdict": (
+        lambda: defaultdict(int, a=1),
+        lambda w: w.update(other=defaultdict(list, a=1)),
+    ),
+    "Counter": (lambda: Counter(a=2), lambda w: w["other"].update(a=1)),
+    "set": (lambda: {1, 2}, lambda w: w["other"].add(3)),
+    "a set of another type": (lambda: {1}, lambda w: w.update(other={True})),
+    "frozenset": (lambda: frozenset({1}), lambda w: w.update(other=frozenset({1.0}))),
+    "range": (lambda: range(3), lambda w: w.update(other=range(4))),
+    "a mesh": (a_mesh, lambda w: w.update(other=a_mesh(2))),
+    "slots": (Slotted, lambda w: setattr(w["other"], "b", True)),
+    "an array in a slot": (Slotted, lambda w: setattr(w["other"], "a", jnp.zeros(3))),
+    "odd keys": (lambda: {(1, 2): 3, None: jnp.ones(1)}, lambda w: w["other"].update({(1, 2): 4})),
+    "an odd key": (lambda: {(1,): 3}, lambda w: w.update(other={(True,): 3})),
+    "a dtype": (lambda: jnp.dtype("float32"), lambda w: w.update(other=jnp.dtype("int32"))),
+    "a compiled function": (lambda: jax.jit(abs), lambda w: w.update(other=jax.jit(len))),
+    "a numpy scalar": (lambda: (np.float32(1),), lambda w: w.update(other=(np.float64(1),))),
+}
+
+
+@pytest.mark.filterwarnings("ignore::anabranch.errors.RetraceWarning")
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_stands_beside_is_compared_whatever_it_is(name):
+    make, change = OTHERS[name]
+    jitted = transforms.jit(look)
+    world = {"point": Point(jnp.ones(2), [jnp.ones(2)]), "other": make()}
+
+    def check() -> None:
+        expected = transforms.jit(look)(world)  # numbers are leaves, so that a plain call differs
+        for _ in range(5):
+            assert same(jitted(world), expected)
+
+    check()
+    assert followed(jitted)
+    change(world)
+    check()
+    world["other"] = make()
+    check()
+    world["point"].x = world["point"].x + 1
+    check()
