@@ -219,6 +219,12 @@ def _copy(origin: Origin, shared: dict[int, Any]) -> types.FunctionType:
         if capture.where == CELL:
             cells[capture.at] = shared.setdefault(id(cells[capture.at]), types.CellType())
     scope = function.__globals__
+    if scope is vars(functools):  # `singledispatch` remembers there which function it has found
+        for i, cell in enumerate(cells):
+            if is_filled(cell) and type(cell.cell_contents) is weakref.WeakKeyDictionary:
+                cells[i] = shared.setdefault(
+                    id(cell), types.CellType(weakref.WeakKeyDictionary[Any, Any]())
+                )
     names = [capture.name for capture in origin.captures if capture.where == GLOBAL]
     if origin.kept:  # it was made inside, and goes outside
         scope = scope.real if type(scope) is Globals else scope

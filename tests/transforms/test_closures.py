@@ -328,6 +328,30 @@ class TestIdentity:
         assert [int(f()), int(f())] == [0, 0]
         assert int(layer.n) == 4
 
+    @pytest.mark.parametrize("wrap", [transforms.jit, transforms.remat])
+    def test_functions_by_type_find_those_of_the_caller_afterwards(self, wrap):
+        layer = Layer(3.0)
+
+        @functools.singledispatch
+        def scale(of, x):
+            return x
+
+        @scale.register
+        def _(of: Layer, x):
+            layer.n.value += 1
+            return layer.w * x
+
+        @scale.register
+        def _(of: list, x):
+            return scale(of[0], x) + 1
+
+        for function in (wrap(scale), wrap(lambda of, x: scale(of, x) * 1)):
+            for call in (function, scale, function):
+                assert float(call(layer, 2.0)) == 6.0
+                assert float(call([layer], 2.0)) == 7.0
+                assert float(call((layer,), 2.0)) == 2.0
+        assert int(layer.n) == 12
+
     @pytest.mark.parametrize("how", ["a closure", "a default", "a result"])
     @pytest.mark.parametrize("make", CONTAINERS)
     @pytest.mark.parametrize("wrap", [transforms.jit, transforms.remat])
