@@ -33,6 +33,9 @@ class Watcher:
         self.loose: Collection[tuple[int, str]] = ()
         """The attributes that it reads itself: the id of a Module, and a name."""
 
+    def leave(self) -> None:
+        """Let go of what it knows, which is out of date; others may be reading it."""
+
 
 class Memory:
     """What some Variables hold; see `memory_of`."""
@@ -133,8 +136,11 @@ def tell(watchers: Watchers, attribute: tuple[int, str] | None = None) -> None:
     """
     for ref in [*watchers]:  # a copy: another thread may begin to watch
         watcher = ref()
-        if watcher is not None and (attribute is None or attribute not in watcher.loose):
+        if watcher is None or not watcher.fresh:
+            continue
+        if attribute is None or attribute not in watcher.loose:
             watcher.fresh = False
+            watcher.leave()
 
 
 def forget(memories: Memories) -> None:

@@ -28,7 +28,7 @@ from anabranch.transforms._watch import Watch
 
 _metadata_of = operator.attrgetter("_metadata")
 _FEW = 8  # lists that are compared one by one; more are compared in one pass
-_OWNING = threading.Lock()
+_OWNING = threading.RLock()  # what is let go of may run code of the user, which may write
 
 NOTHING = Memory(())
 
@@ -161,6 +161,18 @@ class Segment(Watcher):
                 return None
             leaves += arrays
         return leaves + self.constants
+
+    def leave(self) -> None:
+        """Let the root own it no more, so that it keeps nothing alive that is gone."""
+        root = self.root()
+        if root is None:
+            return
+        with _OWNING:
+            kind: Any = _classify.rule_of(root)
+            owned = kind.kept_plans(root)
+            for plan, known in list(owned.items()):
+                if known is self:
+                    owned.pop(plan, None)
 
     def has_metadata(self) -> bool:
         """Tell whether Variables have the metadata and classes that they had."""

@@ -151,6 +151,20 @@ def test_a_bound_method_is_collected_with_its_model():
     assert [ref() for ref in refs] == [None, None]
 
 
+def test_what_an_attribute_held_is_freed_at_once(no_gc):
+    jitted = transforms.jit(lambda m, other: setattr(m, "other", other))
+    model = Model()
+    model.head = Layer()
+    for _ in range(4):
+        other = Layer()
+        for _ in range(3):
+            jitted(model, other)
+        gone = [weakref.ref(other), weakref.ref(model.head)]
+        model.other, model.head = None, Layer()
+        del other
+        assert [ref() for ref in gone] == [None, None]
+
+
 def test_what_a_model_held_is_freed_at_the_next_walk():
     model = Model()
     jitted, other = transforms.jit(step), transforms.jit(step)
