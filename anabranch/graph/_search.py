@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from anabranch.graph import _classify, _module
+from anabranch.graph import _classify, _kinds, _module
 from anabranch.graph._code import names_in
 from anabranch.graph._function import (
     LIBRARIES,
@@ -251,8 +251,14 @@ def follow(x: Any, step: Step) -> Any:
         return _held_by(x)
     if where == REFERENT:
         return gc.get_referents(x)[key]
-    if type(x) is dict and type(key) is str:
+    if type(x) in _INDEXED and type(key) in _PLAIN:
         return x[key]
     rule: Any = _classify.rule_of(x)
+    if rule is _kinds.MODULE and not _module.slot_names(type(x)):
+        return _module.attributes_of(x)[key]
     _, keys, values = rule.open(x)
     return values[keys.index(key)]
+
+
+_INDEXED = frozenset({list, tuple, dict})
+_PLAIN = frozenset({int, str})  # as keys of a dict, numbers are in another form

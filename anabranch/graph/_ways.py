@@ -42,6 +42,47 @@ class Ways(NamedTuple):
         return places[self.target] is obj
 
 
+class Together:
+    """The ways to many objects, of which each step is taken once.
+
+    Arguments:
+        ways: to each of them.
+    """
+
+    def __init__(self, ways: Sequence[Ways]) -> None:
+        self._starts = [*dict.fromkeys([ref for each in ways for ref in each.starts])]
+        self._steps: list[tuple[int, Step]] = []  # to each further place: from which one, and how
+        self._same: list[tuple[int, int]] = []  # places that hold one object
+        taken: dict[tuple[int, Step], int] = {}
+        self._targets = [self._add(each, taken) for each in ways]
+
+    def _add(self, ways: Ways, taken: dict[tuple[int, Step], int]) -> int:
+        places = [self._starts.index(ref) for ref in ways.starts]
+        for parent, step, number in ways.edges:
+            at = (places[parent], step)
+            place = taken.get(at)
+            if place is None:
+                place = taken[at] = len(self._starts) + len(self._steps)
+                self._steps.append(at)
+            if number == len(places):
+                places.append(place)
+            elif places[number] != place:
+                self._same.append((places[number], place))
+        return places[ways.target]
+
+    def find(self) -> list[Any] | None:
+        """Return what they lead to; None if some of them do not lead to one object any more."""
+        places: list[Any] = [ref() for ref in self._starts]
+        try:
+            for parent, step in self._steps:
+                places.append(follow(places[parent], step))
+        except Exception:  # of whatever is met: then they lead elsewhere
+            return None
+        if all([places[a] is places[b] for a, b in self._same]):  # noqa: C419
+            return [places[target] for target in self._targets]
+        return None
+
+
 def ways_to(functions: Iterable[Any], objs: Sequence[Any]) -> list[Ways | None]:
     """Return the ways from functions to each of some objects, None if there is none.
 

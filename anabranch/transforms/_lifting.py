@@ -29,7 +29,7 @@ from anabranch.graph._function import is_container, plain_function
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import HOOKS, Found, Scope
 from anabranch.graph._tokens import STRUCTURE
-from anabranch.graph._ways import Ways, ways_to
+from anabranch.graph._ways import Together, Ways, ways_to
 from anabranch.transforms._watch import Unplannable
 
 P = ParamSpec("P")
@@ -164,7 +164,31 @@ class _Known(NamedTuple):
         return self.reference() is obj if ways is None else self.ways == ways
 
 
-_FOUND: weakref.WeakKeyDictionary[Any, list[_Known]] = weakref.WeakKeyDictionary()
+class _KnownInOne:
+    """All Variables that were found by their use in one function."""
+
+    def __init__(self, every: Sequence[_Known]) -> None:
+        self.every = every
+        self._tellable = [one for one in every if one.ways is not None]
+        self._together = Together([one.ways for one in self._tellable if one.ways is not None])
+
+    def find(self) -> dict[int, tuple[Any, str]]:
+        """Return those that are found now, by id, with their marks."""
+        objects = self._together.find()
+        found: dict[int, tuple[Any, str]] = {}
+        if objects is None:  # some are not where they were
+            for one in self._tellable:
+                obj = one.find()
+                if obj is not None:
+                    found.setdefault(id(obj), (obj, one.mark))
+        else:
+            for one, obj in zip(self._tellable, objects, strict=True):
+                if one.reference() is obj and obj is not None:
+                    found.setdefault(id(obj), (obj, one.mark))
+        return found
+
+
+_FOUND: weakref.WeakKeyDictionary[Any, _KnownInOne] = weakref.WeakKeyDictionary()
 
 
 def attempts() -> list[Attempt]:
@@ -210,7 +234,7 @@ def call_in_attempt(opener: Any, function: Callable[[], R]) -> R:
 def _remember(attempt: Attempt, found: Sequence[Any]) -> None:
     attempt.found += found
     key = attempt.function
-    known = [] if key is None else _FOUND.get(key, [])
+    known = [] if key is None or key not in _FOUND else [*_FOUND[key].every]
     news = False
     for obj, ways in zip(found, ways_to(attempt.functions, found), strict=True):
         kind: Any = _classify.rule_of(obj)
@@ -224,7 +248,7 @@ def _remember(attempt: Attempt, found: Sequence[Any]) -> None:
         attempt.marks[id(obj)] = mark
         news = True
     if news and key is not None:
-        _FOUND[key] = [one for one in known if one.reference() is not None]
+        _FOUND[key] = _KnownInOne([one for one in known if one.reference() is not None])
         renew_found_stamp()
 
 
@@ -287,7 +311,7 @@ def _capturing(function: Any, found: Mapping[int, tuple[Any, str]]) -> Any:
 
 def has_found(user: Any) -> bool:
     """Tell whether Variables were found in a function of the user."""
-    return bool(_FOUND and _FOUND.get(_plain(user)))
+    return bool(_FOUND and _plain(user) in _FOUND)
 
 
 def hidden_in(user: Any) -> Callable[[], list[int]] | None:
@@ -297,16 +321,18 @@ def hidden_in(user: Any) -> Callable[[], list[int]] | None:
         Unplannable: one of them is found in a way that nobody can tell: each call has to look.
     """
     function = _plain(user)
-    known = _FOUND.get(function, ()) if _FOUND else ()
-    if any(one.ways is None and one.reference() is not None for one in known):
+    known = _FOUND.get(function) if _FOUND else None
+    if known is None:
+        return None
+    if any(one.ways is None and one.reference() is not None for one in known.every):
         raise Unplannable
-    return (lambda: [*_known(function)]) if known else None
+    return lambda: [*_known(function)]
 
 
 def _known(function: Any) -> dict[int, tuple[Any, str]]:
     """Return the Variables that are found in a function now, by id, with their marks."""
-    found = [(known.find(), known.mark) for known in _FOUND.get(function, ())]
-    return {id(variable): (variable, mark) for variable, mark in found if variable is not None}
+    known = _FOUND.get(function)
+    return {} if known is None else known.find()
 
 
 def split_for_attempt(flat: Flat) -> Flat:
