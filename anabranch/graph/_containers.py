@@ -57,17 +57,19 @@ def captured_constants(functions: Iterable[Any]) -> Constants:
 
 
 def _add(found: Constants, value: Any, capture: tuple[types.FunctionType, Capture]) -> None:
-    pending, seen = [value], set[int]()
+    pending: list[Any] = [value]
+    seen = set[int]()
     while pending and len(seen) < _MOST:
         x = pending.pop()
-        if id(x) in seen or not (type(x) is tuple or is_container(x)):
+        if id(x) in seen:
             continue
         seen.add(id(x))
-        if type(x) is not tuple:
+        if is_container(x):
             found.setdefault(id(x), []).append(capture)
-        held: Any = x
-        values = held.values() if _classify.rule_of(x) is _kinds.DICT else held
-        pending += itertools.islice(values, _MOST)
+        elif type(x) is not tuple:
+            continue
+        values = x.values() if isinstance(x, dict) else x
+        pending += [v for v in itertools.islice(values, _MOST) if type(v) in _kinds.EXACT]
 
 
 def take_for_nodes(constants: Constants, objects: Iterable[Any]) -> bool:
