@@ -2,8 +2,8 @@
 
 To JAX they are constants, and mostly that is what they are to us: a table, a configuration. But one
 that is a node of the same call, too, is one object, and one that the function returns or assigns
-must not come back as another one. When that is seen, the containers that the function captures
-become nodes for good: what it captures is split like any other node then.
+must not come back as another one. When that is seen, what the function captures there is a node for
+good, and is split like any other.
 """
 
 from __future__ import annotations
