@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -248,12 +248,14 @@ def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
         ConcurrentWriteError: somebody else has changed an object that is to be written.
         CapturedWriteError: an object to be written belongs to another trace level.
     """
-    built = build(
-        delta.new, slot, known=flat.objects, at=lambda i, position: flat.content(i)[2][position]
-    )
+    built = _build(delta, flat, slot)
+    kept = _kept_values(delta, flat, built)
+    if kept:
+        delta = _renamed(delta, kept)
+        built = _build(delta, flat, slot)
     writes: list[Write] = []
     for index, entry in delta.changed:
-        values = _kept_where_equal(flat.content(index), entry.keys, map(built.resolve, entry.edges))
+        values = _resolve(built, entry, flat.content(index))
         contents = (entry.extra, entry.keys, values)
         writes.append(Write(flat.objects[index], entry.cls, contents))
     if writes:
@@ -262,20 +264,47 @@ def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
     return built.resolve(delta.root)
 
 
-def _kept_where_equal(old: Contents, keys: Sequence[Any], values: Iterable[Any]) -> list[Any]:
-    """Return values, and in place of those that were only built anew what was there before.
+def _build(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Built:
+    return build(
+        delta.new, slot, known=flat.objects, at=lambda i, position: flat.content(i)[2][position]
+    )
 
-    Arguments:
-        old: what an object held.
-        keys: what it is to hold, and where.
-        values: the same.
-    """
+
+def _kept_values(delta: Delta, flat: Flat, built: Built) -> dict[Edge, Edge]:
+    """Return edges to immutable values that were only built anew, and those to what they equal."""
+    found: dict[Edge, Edge] = {}
+    for index, entry in delta.changed:
+        before = flat.graphdef.entries[index].edges
+        for old, new in zip(before, entry.edges, strict=False):
+            if not (isinstance(old, int) and isinstance(new, int)) or old < 0 or new in found:
+                continue
+            if new >= len(flat.objects):
+                one, other = flat.objects[old], built.resolve(new)
+                if type(one) is type(other) and _are_one_value(one, other):
+                    found[new] = old
+    return found
+
+
+def _renamed(delta: Delta, edges: Mapping[Edge, Edge]) -> Delta:
+    def renamed(entry: Entry) -> Entry:
+        return entry._replace(edges=tuple([edges.get(edge, edge) for edge in entry.edges]))
+
+    return delta._replace(
+        changed=tuple([(index, renamed(entry)) for index, entry in delta.changed]),
+        new=tuple([renamed(entry) for entry in delta.new]),
+        root=edges.get(delta.root, delta.root),
+    )
+
+
+def _resolve(built: Built, entry: Entry, old: Contents) -> list[Any]:
+    """Return what an object is to hold: static values that are what they were stay the same."""
     _, names, held = old
-    before = dict(zip(names, held, strict=True)) if names != keys else None
+    before = [*held] if (*names,) == (*entry.keys,) else []
     found: list[Any] = []
-    for i, (key, value) in enumerate(zip(keys, values, strict=True)):
-        then = held[i] if before is None else before.get(key)
-        same = type(then) is type(value) and then is not value and _are_one_value(then, value)
+    for i, edge in enumerate(entry.edges):
+        value = built.resolve(edge)
+        then = before[i] if before else None
+        same = type(edge) is tuple and type(then) is type(value) and _are_one_value(then, value)
         found.append(then if same else value)
     return found
 
