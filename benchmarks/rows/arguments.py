@@ -5,6 +5,8 @@ Four leaves are written: a counter of the model, one of the optimiser, and two m
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -182,6 +184,25 @@ def with_a_part(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
     return Step(lambda: called(model.count, model.blocks, *nodes, *rest), lambda: model.count[...])
 
 
+def in_turn(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
+    """Call two functions in turn that share the model, and have optimisers of their own."""
+    model, optimiser, metrics = nodes
+    calls = [
+        partial(jit(function), model, own, metrics, *rest)
+        for function, own in ((step, optimiser), (_other_step, copy.deepcopy(optimiser)))
+    ]
+    turn = itertools.cycle(calls)
+
+    def call() -> Any:
+        return next(turn)()
+
+    return Step(call, lambda: model.count[...])
+
+
+def _other_step(*arguments: Any) -> Any:
+    return step(*arguments)
+
+
 def metrics_in_a_dict(library: Library, jit: Any, nodes: Any, rest: Any) -> Step:
     """Pass the batch in a dict, and return a dict."""
 
@@ -237,6 +258,7 @@ WAYS = {
     "captured in a closure": captured,
     "captured in a list and a dict": captured_in_containers,
     "parts of the model, too": with_a_part,
+    "two functions in turn": in_turn,
     "a batch and metrics in dicts": metrics_in_a_dict,
     "an optimiser in named tuples": in_named_tuples,
 }
