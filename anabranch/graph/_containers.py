@@ -18,8 +18,8 @@ from anabranch.graph import _classify, _kinds
 from anabranch.graph._function import (
     TAKEN_FOR_NODES,
     Capture,
-    is_container,
     is_library,
+    is_mutable_container,
     plain_function,
     reaches_object,
     what_is_captured,
@@ -64,7 +64,7 @@ def _add(found: Constants, value: Any, capture: tuple[types.FunctionType, Captur
         if id(x) in seen:
             continue
         seen.add(id(x))
-        if is_container(x):
+        if is_mutable_container(x):
             found.setdefault(id(x), []).append(capture)
         elif type(x) is not tuple:
             continue

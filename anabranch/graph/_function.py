@@ -259,7 +259,7 @@ def captures_of(function: types.FunctionType) -> tuple[Capture, ...]:
         [
             capture
             for capture, value in what_is_captured(function)
-            if _reaches([value]) or (capture in nodes and is_container(value))
+            if _reaches([value]) or (capture in nodes and is_mutable_container(value))
         ]
     )
 
@@ -313,7 +313,9 @@ def _reaches(pending: list[Any]) -> bool:
             if not is_settled(x):
                 captured = what_is_captured(x)
                 nodes = TAKEN_FOR_NODES.get(x, ())
-                if nodes and any(c in nodes and is_container(value) for c, value in captured):
+                if nodes and any(
+                    c in nodes and is_mutable_container(value) for c, value in captured
+                ):
                     return True
                 pending += [value for _, value in captured]
             continue
@@ -349,7 +351,7 @@ def reaches_object(x: Any) -> bool:
     return _reaches([x])
 
 
-def is_container(x: Any) -> bool:
+def is_mutable_container(x: Any) -> bool:
     """Tell whether something is a list, a dict, a deque or a set."""
     return _classify.rule_of(x) in _MUTABLE
 

@@ -27,20 +27,6 @@ class Ways(NamedTuple):
     target: int
     text: str | None  # how the shortest one is written, if it can be
 
-    def lead_to(self, obj: Any) -> bool:
-        """Tell whether all of them still lead to the object."""
-        places: list[Any] = [ref() for ref in self.starts]
-        try:
-            for parent, step, number in self.edges:
-                x = follow(places[parent], step)
-                if number == len(places):
-                    places.append(x)
-                elif places[number] is not x:
-                    return False
-        except Exception:  # of whatever is met: then they lead elsewhere
-            return False
-        return places[self.target] is obj
-
 
 class Together:
     """The ways to many objects, of which each step is taken once.

@@ -25,7 +25,7 @@ from anabranch.graph import _classify, _kinds
 from anabranch.graph._containers import captured_constants, take_for_nodes
 from anabranch.graph._expression import expression_from
 from anabranch.graph._flatten import Flat
-from anabranch.graph._function import is_container, plain_function
+from anabranch.graph._function import is_mutable_container, plain_function
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import HOOKS, Found, Scope
 from anabranch.graph._tokens import STRUCTURE
@@ -110,7 +110,7 @@ class Attempt:
         Raises:
             Found: the containers are inputs the next time.
         """
-        containers = [*filter(is_container, objects)]
+        containers = [*filter(is_mutable_container, objects)]
         if containers and take_for_nodes(captured_constants(self.functions), containers):
             renew_found_stamp()
             raise Found(scope)
@@ -156,8 +156,8 @@ class _Known(NamedTuple):
 
     def find(self) -> Any:
         """Return the Variable, None if it is gone, or is not any more where it was."""
-        obj = self.reference()
-        return obj if obj is not None and self.ways is not None and self.ways.lead_to(obj) else None
+        found = None if self.ways is None else Together([self.ways]).find()
+        return None if found is None or found[0] is not self.reference() else found[0]
 
     def is_like(self, ways: Ways | None, obj: Any) -> bool:
         """Tell whether something else was found in the same way."""
