@@ -43,8 +43,8 @@ def update(
             `"shapes"` and `"kinds"` accept other ones.
 
     Raises:
-        UpdateError: a path is unknown, a shape or kind differs, or two values are given for one
-            leaf; nothing is written.
+        UpdateError: a path is unknown, a shape or kind differs, two values are given for one
+            leaf, or a leaf is part of an immutable value that is given itself; nothing is written.
 
     >>> import anabranch as ab
     >>> v = ab.Param(1.0)

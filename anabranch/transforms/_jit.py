@@ -366,6 +366,7 @@ def jit(
         NodeTypeError: an argument is neither an array, a node, a value nor a static.
         CapturedWriteError: the function writes an object that is none of its arguments.
         FilterError: `donate` selects nothing.
+        DeletedArrayError: an argument holds an array that was donated to another call.
 
     >>> import anabranch as ab
     >>> @ab.jit
