@@ -128,8 +128,10 @@ class Ending:
             source.add(f"if not are_arrays(({', '.join([*passed, ''])})):")
             source.add(f"return finish(plan, {inputs}, args, kwargs, report, groups)", 2)
         source.add(f"placed = {self._built(writer.placed)}")
-        source.add(f"objects = ({', '.join([*map(self._object, writer.holders), ''])})")
-        source.add("holders = writer.places(objects)")
+        objects = f"({', '.join([*map(self._object, writer.holders), ''])})"
+        if writer.tells:
+            source.add(f"objects = {objects}")
+        source.add(f"holders = {self._holders() or f'writer.places({objects})'}")
         before = [self._put_before(put) for put in writer.puts]
         source.add(f"before = ({', '.join([*before, ''])})")
         if writer.indices:
@@ -139,6 +141,20 @@ class Ending:
             self._check_written()
         source.add("writer.check(holders, before)", 2)
         self._write_together("written" if writer.indices else None, puts=True)
+
+    def _holders(self) -> str | None:
+        """Return an expression for what the places are in, None if there are many."""
+        if len(self.writer.puts) > _FEW:
+            return None
+        return f"({', '.join([self._holder(put.entry) for put in self.writer.puts])},)"
+
+    def _holder(self, index: int) -> str:
+        """Return an expression for what the attributes or elements of an object are in."""
+        obj, writer = self._object(index), self.writer
+        if obj in self.arguments.attributes:
+            return self.arguments.attributes[obj]
+        function = writer.holder_functions[writer.holders.index(index)]
+        return obj if function is None else f"{self.source.constant(function)}({obj})"
 
     def _put_before(self, put: Put) -> str:
         """Return the name of what was in a place."""
@@ -229,7 +245,7 @@ class Ending:
         if new >= 0:
             raise Unplannable
         name = source.constant(key)
-        source.add(f"(holder,) = {source.constant(writer.places)}(({self._object(index)},))")
+        source.add(f"holder = {self._holder(index)}")
         source.add("with COMMIT:")
         source.add(f"try: same = holder[{name}] is {self.places[~put.old]}", 2)
         source.add("except LookupError: same = False", 2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from gc import get_referents
+from itertools import compress
 from typing import Any
 
 import jax
@@ -13,9 +15,10 @@ from anabranch.transforms._places import Loose, Place, spine_of
 from anabranch.transforms._segment import Attributes, Segment
 from anabranch.transforms._source import Source
 from anabranch.transforms._taken import Arguments
+from anabranch.transforms._visit import Visit
 from anabranch.transforms._watch import Unplannable
 
-_ELEMENTS = 128  # of lists and objects that are named one by one; more are compared in one call
+_ELEMENTS = 300  # of lists and objects that are named one by one; more are compared in one call
 
 
 class Reading:
@@ -77,11 +80,45 @@ class Reading:
 
     def _visit(self) -> list[str]:
         segment = self.segment
-        if segment.lists is None:
+        if segment.lists is not None:
+            self._compare_lists(segment.lists)
+            return []
+        if len(segment.visit.kept) > _ELEMENTS:
             count = len(segment.visit.variables)
             return self._read_by(f"{self._name}.visit.read()", count)
-        self._compare_lists(segment.lists)
-        return []
+        return self._visit_by_name(segment.visit)
+
+    def _visit_by_name(self, visit: Visit) -> list[str]:
+        """Compare all that nodes refer to, and return the values of the Variables."""
+        source, now = self.source, [self.source.fresh() for _ in visit.kept]
+        source.names["get_referents"] = get_referents
+        pairs = [(name, source.fresh()) for name in compress(now, visit.kept)]
+        source.add("try:")
+        source.add(f"[{', '.join(now)}] = get_referents(*{self._name}.visit.visited)", 2)
+        source.add("except ValueError: return AGAIN")
+        if pairs:
+            source.add(f"[{', '.join([then for _, then in pairs])}] = {self._name}.visit.snapshot")
+            source.unless(" and ".join([f"{now} is {then}" for now, then in pairs]))
+        if visit.metadata:
+            self._compare_metadata(visit.metadata.cells)
+        if visit.compares_names:
+            source.unless(f"{self._name}.visit.has_names()")
+        return [now[i] for i in visit.values]
+
+    def _compare_metadata(self, cells: Sequence[Any] | None) -> None:
+        source, metadata = self.source, f"{self._name}.visit.metadata"
+        same = f"{metadata}.are_same()"
+        if cells is not None:
+            seen = [source.fresh() for _ in cells]
+            source.add(f"[{', '.join(seen)}] = {metadata}.seen")
+            cells_are_same = " and ".join(
+                [
+                    f"{source.constant(cell)}.value == {then}"
+                    for cell, then in zip(cells, seen, strict=True)
+                ]
+            )
+            same = f"({cells_are_same}) or {same}"
+        source.unless(same)
 
     def _compare_lists(self, lists: Sequence[tuple[list[Any], list[Any]]]) -> None:
         """Compare lists with what they held: the elements by name if there are not too many."""

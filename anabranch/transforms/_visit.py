@@ -8,8 +8,8 @@ not tell where one object ends and the next begins: names and sizes are compared
 object of flax keeps a record of its names, which is replaced when they change.
 
 An object with attributes is visited along with its dictionary: which of the two shows the values
-depends on the release of Python, both together always do. A Variable of flax is visited along with
-its metadata.
+depends on the release of Python, both together always do. The metadata of Variables of flax are
+seldom written; see `_versions`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from gc import get_referents
-from itertools import chain, combinations, compress, groupby
-from operator import not_
+from itertools import chain, compress, groupby
 from struct import Struct
 from typing import Any, cast
 
@@ -28,6 +27,7 @@ from anabranch.graph import _classify
 from anabranch.graph._kind import Cell
 from anabranch.transforms._addresses import SIZE, addresses_reader
 from anabranch.transforms._result import picker
+from anabranch.transforms._versions import Dictionaries
 from anabranch.transforms._watch import Unplannable
 
 _FEW = 40  # arrays that are left out; from then on NumPy is faster
@@ -87,26 +87,26 @@ class Visit:
         """
         values, total = self._find_values()
         metadata = [*map(self._cell.metadata, self.variables)] if self._cell else []
-        self._visited = (*self.variables, *metadata, *self._objects)
-        now = get_referents(*self._visited)
-        later = total + sum(map(len, map(get_referents, metadata)))
+        self.metadata = Dictionaries(metadata)
+        self.visited = (*self.variables, *self._objects)
+        now = get_referents(*self.visited)
         trees = self._trees
-        own = [i for i in range(later, len(now)) if is_array(now[i]) or id(now[i]) in trees]
+        own = [i for i in range(total, len(now)) if is_array(now[i]) or id(now[i]) in trees]
         left_out = {*values, *own}
-        kept = [i not in left_out for i in range(len(now))]
-        self._snapshot = [*compress(now, kept)]  # so that addresses stay those of these objects
+        self.kept = [i not in left_out for i in range(len(now))]
+        """Of all that they refer to, what is compared."""
+        self.snapshot = [*compress(now, self.kept)]
+        """What that was; it stays alive, so that its addresses are its own."""
+        self.values = values
+        """Of all that they refer to, where the values of the Variables are."""
         self._values: Callable[[Any], Sequence[Any]] = picker(values)
         self._total = len(now)
         self._elements_of = addresses_reader(self._total)
-        self._pick = _picker(kept)
+        self._pick = _picker(self.kept)
         self._addresses = self._pick(self._elements_of(now))
-        apart = [*map(_tells_values_apart, metadata)]
-        self._compared = [*compress(metadata, apart)]
-        self._copies = _copies_of(self._compared)
-        self._sized += (others := [*compress(metadata, map(not_, apart))])
-        self._named += others
         self._names = [*chain.from_iterable(self._named)]
         self._sizes = [*map(len, self._sized)]
+        self.compares_names = bool(self._sized)
 
     def _find_values(self) -> tuple[list[int], int]:
         """Return where a visit of the Variables meets their values, and how much it meets."""
@@ -123,39 +123,32 @@ class Visit:
         return places, total
 
     def __bool__(self) -> bool:
-        return bool(self._visited)
+        return bool(self.visited)
 
     def read(self) -> Sequence[Any] | None:
         """Return the values of the Variables, or None if something is not what it was."""
-        now = get_referents(*self._visited)
+        now = get_referents(*self.visited)
         if len(now) != self._total or self._pick(self._elements_of(now)) != self._addresses:
             return None
-        try:
-            if self._compared != self._copies or (self._sized and not self._has_names()):
-                return None
-        except RuntimeError:  # somebody is writing one
+        if self.metadata and not self.metadata.are_same():
             return None
-        return self._values(now)
+        return self._values(now) if not self.compares_names or self.has_names() else None
 
-    def _has_names(self) -> bool:
-        return [*map(len, self._sized)] == self._sizes and (
-            [*chain.from_iterable(self._named)] == self._names
-        )
+    def has_names(self) -> bool:
+        """Tell whether names and sizes are what they were."""
+        try:
+            return [*map(len, self._sized)] == self._sizes and (
+                [*chain.from_iterable(self._named)] == self._names
+            )
+        except RuntimeError:  # somebody is writing one
+            return False
 
     def lists(self, most: int) -> list[tuple[list[Any], list[Any]]] | None:
         """Return the nodes and what they hold, if they are no more than so many lists."""
-        plain = all(type(obj) is list for obj in self._visited)
-        if not plain or len(self._objects) > most or len(self._snapshot) < self._total:
+        plain = all(type(obj) is list for obj in self.visited)
+        if not plain or len(self._objects) > most or not all(self.kept):
             return None
         return [(obj, [*obj]) for obj in self._objects]
-
-
-def _copies_of(dictionaries: Iterable[dict[Any, Any]]) -> list[dict[Any, Any]]:
-    """Copy dictionaries; those that hold the same have one copy, for what is small is in cache."""
-    copies: dict[tuple[Any, ...], dict[Any, Any]] = {}
-    return [
-        copies.setdefault((*known, *map(id, known.values())), dict(known)) for known in dictionaries
-    ]
 
 
 def _picker(kept: Sequence[bool]) -> Callable[[Any], Any]:
@@ -167,15 +160,6 @@ def _picker(kept: Sequence[bool]) -> Callable[[Any], Any]:
         return Struct("".join([f"{size}{'s' if keep else 'x'}" for keep, size in runs])).unpack_from
     places, frombuffer, address = np.flatnonzero(kept), np.frombuffer, np.dtype(np.uintp)
     return lambda memory: frombuffer(memory, address).take(places).tobytes()
-
-
-def _tells_values_apart(dictionary: dict[Any, Any]) -> bool:
-    """Tell whether `==` tells the values of a dictionary apart; it does not for True and 1."""
-
-    def differ(a: Any, b: Any) -> bool:
-        return (a is not b) <= (type(a) is type(b) is str or (a == b) is False)
-
-    return all(differ(a, b) for a, b in combinations(dictionary.values(), 2))
 
 
 def is_array(x: Any) -> bool:

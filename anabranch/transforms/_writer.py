@@ -106,7 +106,8 @@ class Writer:
         self.holders = [*{put.entry: None for put in puts}]
         """The indices of the objects in which something is put."""
         self.keys = [self._key(put) for put in puts]
-        self._holders_of = [_holder_function(graphdef.entries[index]) for index in self.holders]
+        self.holder_functions = [_holder_function(graphdef.entries[i]) for i in self.holders]
+        """From each of them to what its attributes or elements are in; None if that is itself."""
         at = {index: i for i, index in enumerate(self.holders)}
         self._pick = picker([at[put.entry] for put in puts])
         of_variables = [graphdef.entries[put.entry].kind is _kinds.VARIABLE for put in puts]
@@ -175,7 +176,12 @@ class Writer:
 
     def places(self, objects: Sequence[Any]) -> Sequence[Any]:
         """Return what each of the places is in."""
-        return self._pick([*map(_call, self._holders_of, objects)])
+        return self._pick(
+            [
+                obj if function is None else function(obj)
+                for function, obj in zip(self.holder_functions, objects, strict=True)
+            ]
+        )
 
     def check(self, holders: Sequence[Any], before: Sequence[Any]) -> None:
         """Raise `ConcurrentWriteError` unless each place holds what it held before."""
@@ -273,18 +279,14 @@ def key_of(entry: Entry, position: int) -> Any:
     return _kinds.key_value(key) if entry.kind is _kinds.DICT else key
 
 
-def _holder_function(entry: Entry) -> Callable[[Any], Any]:
-    """Return a function from an object to what its attributes or elements are in."""
+def _holder_function(entry: Entry) -> Callable[[Any], Any] | None:
+    """Return a function from an object to what its attributes are in; elements are in itself."""
     kind: Any = entry.kind
     if kind is _kinds.MODULE:
         return _module.attributes_of
     if kind is _kinds.OBJECT:
         return kind._attributes
-    return kind.attributes if kind.is_root else _itself
-
-
-def _itself(obj: Any) -> Any:
-    return obj
+    return kind.attributes if kind.is_root else None
 
 
 def _read(getter: Callable[[Any, Any], Any], holder: Any, key: Any) -> Any:
