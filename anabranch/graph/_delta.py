@@ -31,6 +31,7 @@ from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._kind import Kind
 from anabranch.graph._static import EXACT_BY_TYPE, encode
 from anabranch.graph._tokens import STRUCTURE, check_owned
+from anabranch.graph._turn import in_turn
 from anabranch.graph._variable import NO_METADATA, Variable
 from anabranch.graph._walk import Contents, Walk
 from anabranch.graph._watchers import forget_all
@@ -341,6 +342,7 @@ def changed_meanwhile(where: str, cls: type) -> ConcurrentWriteError:
     )
 
 
+@in_turn
 def commit(
     writes: Sequence[Write],
     expected: Sequence[Contents] | None = None,
@@ -356,48 +358,47 @@ def commit(
         indices: the index of each object.
     """
     done: list[tuple[Any, type, Contents]] = []
-    with COMMITS.lock:
-        for i, (obj, _, _) in enumerate(writes):
-            kind: Any = _classify.rule_of(obj)
-            kind.check_writable(obj)
-            if expected is not None and not kind.holds(obj, *expected[i]):
-                where = name(indices[i]) if name is not None else type(obj).__name__
-                raise changed_meanwhile(where, type(obj))
-        COMMITS.begun += 1
-        try:
-            for obj, cls, (extra, keys, values) in writes:
-                kind = _classify.rule_of(obj)
-                done.append((obj, type(obj), kind.open(obj)))
-                if cls is not type(obj):
-                    object.__setattr__(obj, "__class__", cls)
-                    STRUCTURE.renew_variables()
-                kind.fill(obj, extra, keys, values)
-        except BaseException:
-            for obj, cls, (extra, keys, values) in reversed(done):
-                if cls is not type(obj):
-                    object.__setattr__(obj, "__class__", cls)
-                kind = _classify.rule_of(obj)
-                kind.fill(obj, extra, keys, values)
-            raise
-        finally:
-            COMMITS.ended = COMMITS.begun
+    for i, (obj, _, _) in enumerate(writes):
+        kind: Any = _classify.rule_of(obj)
+        kind.check_writable(obj)
+        if expected is not None and not kind.holds(obj, *expected[i]):
+            where = name(indices[i]) if name is not None else type(obj).__name__
+            raise changed_meanwhile(where, type(obj))
+    COMMITS.begun += 1
+    try:
+        for obj, cls, (extra, keys, values) in writes:
+            kind = _classify.rule_of(obj)
+            done.append((obj, type(obj), kind.open(obj)))
+            if cls is not type(obj):
+                object.__setattr__(obj, "__class__", cls)
+                STRUCTURE.renew_variables()
+            kind.fill(obj, extra, keys, values)
+    except BaseException:
+        for obj, cls, (extra, keys, values) in reversed(done):
+            if cls is not type(obj):
+                object.__setattr__(obj, "__class__", cls)
+            kind = _classify.rule_of(obj)
+            kind.fill(obj, extra, keys, values)
+        raise
+    finally:
+        COMMITS.ended = COMMITS.begun
 
 
+@in_turn
 def commit_values(variables: Sequence[Variable], values: Sequence[Any]) -> None:
     """Write new values to Variables of ours, all or nothing: as `commit`, with less to see to."""
-    with COMMITS.lock:
-        for variable in {id(v._token): v for v in variables}.values():  # one for each token
-            check_owned(variable, variable._token, "write the value")
-        old = [variable._value for variable in variables]
-        forget_all(variables)
-        COMMITS.begun += 1
-        try:
-            deque(map(_set_value, variables, values), maxlen=0)
-        except BaseException:
-            deque(map(_set_value, variables, old), maxlen=0)
-            raise
-        finally:
-            COMMITS.ended = COMMITS.begun
+    for variable in {id(v._token): v for v in variables}.values():  # one for each token
+        check_owned(variable, variable._token, "write the value")
+    old = [variable._value for variable in variables]
+    forget_all(variables)
+    COMMITS.begun += 1
+    try:
+        deque(map(_set_value, variables, values), maxlen=0)
+    except BaseException:
+        deque(map(_set_value, variables, old), maxlen=0)
+        raise
+    finally:
+        COMMITS.ended = COMMITS.begun
 
 
 _set_value: Callable[[Any, Any], None] = vars(Variable)["_value"].__set__

@@ -9,8 +9,8 @@ from anabranch.errors import StaticValueError, ValueWriteError
 from anabranch.graph import _kinds, _static
 from anabranch.graph._build import recipe_of
 from anabranch.graph._graphdef import GraphDef
+from anabranch.graph._turn import in_turn
 from anabranch.graph._walk import Contents, Walk, content_of, contents_of
-from anabranch.graph._watchers import LOCK
 
 
 class Flat:
@@ -61,10 +61,9 @@ class _Commits:
     The two are one object then, so that `is` tells.
     """
 
-    __slots__ = ("begun", "ended", "lock")
+    __slots__ = ("begun", "ended")
 
     def __init__(self) -> None:
-        self.lock = LOCK
         self.begun = self.ended = 0
 
 
@@ -90,8 +89,7 @@ def flatten(obj: Any, *, numbers: bool = False) -> Flat:
         if COMMITS.begun == ended:
             raise
     # another thread was writing: what was seen may be half of it, or an emptied dictionary
-    with COMMITS.lock:
-        return _flatten(obj, numbers=numbers)
+    return in_turn(_flatten)(obj, numbers=numbers)
 
 
 def _flatten(obj: Any, *, numbers: bool) -> Flat:

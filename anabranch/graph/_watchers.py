@@ -10,18 +10,19 @@ begun. So there is no write that neither the one nor the other notices, in whate
 run. Both happens before the write, too: an interrupt may come right after it.
 
 **Values.** `Memory.values` is None or exactly what the Variables hold. Values are remembered, and
-Variables that are remembered written, under one lock, and what is remembered is dropped *before*
-the write, so that an interrupt in between does no harm. A Variable that nobody remembers is written
-without the lock, and looked at once more after that: somebody may have begun.
+Variables that are remembered written, by one thread at a time (see `_turn`), and what is remembered
+is dropped *before* the write, so that an interrupt in between does no harm. A Variable that nobody
+remembers is written without waiting, and looked at once more after that: somebody may have begun.
 """
 
 from __future__ import annotations
 
 import operator
-import threading
 import weakref
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
+
+from anabranch.graph._turn import in_turn
 
 
 class Watcher:
@@ -53,20 +54,21 @@ class Memory:
     def read(self) -> list[Any]:
         """Return what the Variables hold, and remember it."""
         values = self.values
-        if values is not None:
-            return values
-        with LOCK:
-            values = [variable._value for variable in self.variables]
-            if len(self._overlapping) <= _MOST:
-                for ref in self._overlapping:
-                    other = ref()
-                    if other is not None and not any(known() is self for known in other.beside):
-                        other.beside.append(weakref.ref(self))
-                self.values = values
-            return values
+        return self._read() if values is None else values
+
+    @in_turn
+    def _read(self) -> list[Any]:
+        values = [variable._value for variable in self.variables]
+        if len(self._overlapping) <= _MOST:
+            for ref in self._overlapping:
+                other = ref()
+                if other is not None and not any(known() is self for known in other.beside):
+                    other.beside.append(weakref.ref(self))
+            self.values = values
+        return values
 
     def drop_beside(self) -> None:
-        """Let those beside forget; `LOCK` is held."""
+        """Let those beside forget; it is the turn of this thread."""
         dropped, self.beside = self.beside, []
         forget(dropped)
 
@@ -74,30 +76,30 @@ class Memory:
 _MOST = 16  # memories that share Variables with one, and that it tells of itself
 
 
+@in_turn
 def memory_of(variables: Sequence[Any]) -> Memory:
     """Return the memory of some Variables, which is one for all who ask for the same ones."""
-    with LOCK:
-        for ref in (variables[0]._memories or ()) if variables else ():
-            known = ref()
-            if known is not None and _are_same(known.variables, variables):
-                return known
-        memory = Memory(variables)
-        mine = weakref.ref(memory)
-        found: dict[int, tuple[Memories, Memories]] = {}  # what was there, and is there now, by id
-        others: dict[int, Memory] = {}
-        for variable in variables:
-            refs: Memories = variable._memories or ()
-            if id(refs) not in found:
-                alive = [(ref, other) for ref in refs if (other := ref()) is not None]
-                others.update({id(other): other for _, other in alive})
-                found[id(refs)] = refs, (*[ref for ref, _ in alive], mine)
-            _set(variable, "_memories", found[id(refs)][1])
-        for other in others.values():
-            memory._overlapping.append(weakref.ref(other))
-            if other.values is not None:
-                memory.beside.append(weakref.ref(other))
-            other._overlapping = [*[ref for ref in other._overlapping if ref() is not None], mine]
-        return memory
+    for ref in (variables[0]._memories or ()) if variables else ():
+        known = ref()
+        if known is not None and _are_same(known.variables, variables):
+            return known
+    memory = Memory(variables)
+    mine = weakref.ref(memory)
+    found: dict[int, tuple[Memories, Memories]] = {}  # what was there, and is there now, by id
+    others: dict[int, Memory] = {}
+    for variable in variables:
+        refs: Memories = variable._memories or ()
+        if id(refs) not in found:
+            alive = [(ref, other) for ref in refs if (other := ref()) is not None]
+            others.update({id(other): other for _, other in alive})
+            found[id(refs)] = refs, (*[ref for ref, _ in alive], mine)
+        _set(variable, "_memories", found[id(refs)][1])
+    for other in others.values():
+        memory._overlapping.append(weakref.ref(other))
+        if other.values is not None:
+            memory.beside.append(weakref.ref(other))
+        other._overlapping = [*[ref for ref in other._overlapping if ref() is not None], mine]
+    return memory
 
 
 def _are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -106,24 +108,22 @@ def _are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
 
 Memories = Sequence["weakref.ref[Memory]"]
 Watchers = Sequence["weakref.ref[Watcher]"]
-LOCK = threading.RLock()
-"""Held while Variables are written whose values somebody may remember, and by commits."""
 _set = object.__setattr__
 
 
+@in_turn
 def watch(modules: Iterable[Any], watcher: Watcher) -> None:
     """Let a watcher be told of structural writes to some Modules."""
     ref = weakref.ref(watcher)
-    with LOCK:
-        for module in modules:
-            watchers: list[weakref.ref[Watcher]] | None = module._ab_watchers
-            if watchers is None:
-                _set(module, "_ab_watchers", [ref])
-                continue
-            count = len(watchers)
-            if not count & (count - 1):  # a power of two: dead ones are dropped rarely enough
-                watchers[:] = [known for known in watchers if known() is not None]
-            watchers.append(ref)
+    for module in modules:
+        watchers: list[weakref.ref[Watcher]] | None = module._ab_watchers
+        if watchers is None:
+            _set(module, "_ab_watchers", [ref])
+            continue
+        count = len(watchers)
+        if not count & (count - 1):  # a power of two: dead ones are dropped rarely enough
+            watchers[:] = [known for known in watchers if known() is not None]
+        watchers.append(ref)
 
 
 def tell(watchers: Watchers, attribute: tuple[int, str] | None = None) -> None:
@@ -144,7 +144,7 @@ def tell(watchers: Watchers, attribute: tuple[int, str] | None = None) -> None:
 
 
 def forget(memories: Memories) -> None:
-    """Let memories forget; `LOCK` is held."""
+    """Let memories forget; it is the turn of this thread."""
     for ref in memories:
         memory = ref()
         if memory is not None:
@@ -152,7 +152,7 @@ def forget(memories: Memories) -> None:
 
 
 def forget_all(variables: Iterable[Any]) -> None:
-    """Let those who remember the values of some Variables forget; `LOCK` is held."""
+    """Let those who remember the values of some Variables forget; it is the turn of this thread."""
     for memories in {id(m): m for v in variables if (m := v._memories) is not None}.values():
         forget(memories)
 
@@ -163,6 +163,10 @@ def write_value(variable: Any, value: Any) -> None:
         _set(variable, "_value", value)
         if variable._memories is None:
             return
-    with LOCK:
-        forget(variable._memories)
-        _set(variable, "_value", value)
+    _write_remembered(variable, value)
+
+
+@in_turn
+def _write_remembered(variable: Any, value: Any) -> None:
+    forget(variable._memories)
+    _set(variable, "_value", value)

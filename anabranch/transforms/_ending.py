@@ -5,8 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from threading import get_ident
 from typing import Protocol
 
+from anabranch.graph._turn import FREE, HOLDER, wait
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._plan import Plan
 from anabranch.transforms._result import Result
@@ -17,6 +19,19 @@ from anabranch.transforms._taken import Arguments, split_name
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import Put, Writer
 
+_TAKE_TURN = (
+    ("try: del FREE[0]", 1),
+    ("except IndexError: mine = wait()", 1),
+    ("else: mine = True", 1),
+    ("try:", 1),
+    ("HOLDER.thread = get_ident()", 2),
+)
+_GIVE_BACK = (
+    ("finally:", 1),
+    ("if mine:", 2),
+    ("HOLDER.thread = None", 3),
+    ("FREE.append(None)", 3),
+)
 _FEW = 4  # objects that are named one by one; more are picked in one call
 
 
@@ -52,6 +67,7 @@ class Ending:
                 number = self._owner(index)
                 (self.loose if number < 0 else self.written.setdefault(number, [])).append(i)
         names = self.source.names
+        names.update(FREE=FREE, HOLDER=HOLDER, get_ident=get_ident, wait=wait)
         names.update(call=operator.call, getters=access.getters, join=chain, setters=access.setters)
         if access.one is not None:
             names.update(get_value=access.one.read, set_value=access.one.write)
@@ -67,14 +83,22 @@ class Ending:
             self._write_many()
         elif writer.indices:
             self._write_few()
+        if writer.writes:
+            for line, depth in _GIVE_BACK:
+                self.source.add(line, depth)
         self._return()
+
+    def _take_turn(self) -> None:
+        """Begin what only one thread may do at a time; see `in_turn`."""
+        for line, depth in _TAKE_TURN:
+            self.source.add(line, depth)
 
     def _write_few(self) -> None:
         writer, source = self.writer, self.source
         variables = [source.fresh("v") for _ in writer.indices]
         for name, index in zip(variables, writer.indices, strict=True):
             source.add(f"{name} = {self._object(index)}")
-        source.add("with COMMIT:")
+        self._take_turn()
         for i, (name, index) in enumerate(zip(variables, writer.indices, strict=True)):
             now = f"{name}._value" if self.access.own[i] else f"getters[{i}]({name})"
             then = self.places[writer.replaced[i]]
@@ -88,7 +112,7 @@ class Ending:
 
     def _write_many(self) -> None:
         self._list_written()
-        self.source.add("with COMMIT:")
+        self._take_turn()
         self._check_written()
         self._write_together("written")
 
@@ -136,7 +160,7 @@ class Ending:
         source.add(f"before = ({', '.join([*before, ''])})")
         if writer.indices:
             self._list_written()
-        source.add("with COMMIT:")
+        self._take_turn()
         if writer.indices:
             self._check_written()
         source.add("writer.check(holders, before)", 2)
@@ -246,7 +270,7 @@ class Ending:
             raise Unplannable
         name = source.constant(key)
         source.add(f"holder = {self._holder(index)}")
-        source.add("with COMMIT:")
+        self._take_turn()
         source.add(f"try: same = holder[{name}] is {self.places[~put.old]}", 2)
         source.add("except LookupError: same = False", 2)
         source.add(f"if not same: raise writer.changed({index})", 2)

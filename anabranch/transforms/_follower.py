@@ -97,7 +97,6 @@ class _Follower:
             {
                 **general,
                 "AGAIN": AGAIN,
-                "COMMIT": COMMITS.lock,
                 "COMMITS": COMMITS,
                 "ROOT": _jax.root_trace(),
                 "STRUCTURE": STRUCTURE,

@@ -24,6 +24,7 @@ from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.graph._delta import changed_meanwhile
 from anabranch.graph._flatten import COMMITS, namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
+from anabranch.graph._turn import in_turn
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._access import Access
 from anabranch.transforms._box import Report
@@ -154,25 +155,36 @@ class Writer:
         held, values = self._old(leaves), self._new(leaves, outputs)
         if self.passed and not are_arrays([leaves[i] for i in self.passed]):
             return False
-        holders = self.places(objects)
-        with COMMITS.lock:
-            if not all(map(operator.is_, self.access.read(variables), held)):
-                self.complain(variables, held)
-            before = self._holding(holders, leaves) if self.keys else ()
-            forget_all(self.access.watched(variables))
-            self.tell(objects)
-            COMMITS.begun += 1
-            try:  # all in one call in C, so that nothing can come between two of them
-                written = self.access.writing(variables, values)
-                deque(chain(self.putting(holders, placed), written), 0)
-            except BaseException:
-                self.put_back(holders, before)
-                self.access.write(variables, held)
-                raise
-            finally:
-                self.tell(objects)
-                COMMITS.ended = COMMITS.begun
+        self._write(variables, held, values, objects, leaves, placed)
         return True
+
+    @in_turn
+    def _write(
+        self,
+        variables: Sequence[Any],
+        held: Sequence[Any],
+        values: Sequence[Any],
+        objects: Sequence[Any],
+        leaves: Sequence[Any],
+        placed: Sequence[Any],
+    ) -> None:
+        holders = self.places(objects)
+        if not all(map(operator.is_, self.access.read(variables), held)):
+            self.complain(variables, held)
+        before = self._holding(holders, leaves) if self.keys else ()
+        forget_all(self.access.watched(variables))
+        self.tell(objects)
+        COMMITS.begun += 1
+        try:  # all in one call in C, so that nothing can come between two of them
+            written = self.access.writing(variables, values)
+            deque(chain(self.putting(holders, placed), written), 0)
+        except BaseException:
+            self.put_back(holders, before)
+            self.access.write(variables, held)
+            raise
+        finally:
+            self.tell(objects)
+            COMMITS.ended = COMMITS.begun
 
     def places(self, objects: Sequence[Any]) -> Sequence[Any]:
         """Return what each of the places is in."""
@@ -207,7 +219,7 @@ class Writer:
                 write(*place)
 
     def tell(self, objects: Sequence[Any]) -> None:
-        """Tell those who know what is replaced; it is done before and after. The lock is held."""
+        """Tell those who know what is replaced; it is done before and after."""
         forget_all([objects[i] for i in self._cells])
         for i, name in self._told:
             _module.tell_of_write(objects[i], name)

@@ -33,8 +33,8 @@ import anabranch as ab
 from anabranch import _jax
 from anabranch.contextvars_ext import _stack
 from anabranch.graph import _scope, _tokens
-from anabranch.graph._flatten import COMMITS
 from anabranch.graph._kind import Kind
+from anabranch.graph._turn import FREE, HOLDER
 from anabranch.transforms import _captured as _captured_values
 from anabranch.transforms import _lifting
 from tests.property.contents import Snapshot, reachable
@@ -230,9 +230,8 @@ def left_open() -> list[str]:
         "traces": [] if _jax.is_root(_jax.current_trace()) else [_jax.current_trace()],
     }
     found = [f"{name}: {held}" for name, held in state.items() if held]
-    if not COMMITS.lock.acquire(blocking=False):
-        return [*found, "the lock of commit is held"]
-    COMMITS.lock.release()
+    if FREE != [None] or HOLDER.thread is not None:
+        found.append("the turn to write")
     return found
 
 

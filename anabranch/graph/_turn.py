@@ -1,0 +1,75 @@
+"""Whose turn it is to write: a lock that costs next to nothing as long as nobody waits for it.
+
+A lock of `threading` takes a tenth of the smallest compiled call. This one is a list with one
+element: the thread that removes it has its turn, and puts it back in the end. Whoever finds the
+list empty looks again, a little later. A thread that has its turn may take it once more, since a
+finaliser of the user may run at any time, and write.
+
+What writes is a function that `in_turn` wraps; the followers of plans have the same lines in place.
+Python looks for signals where a function is entered and when one of
+C has returned: not between the removal and the `try`, and not before the element is back.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from threading import get_ident
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks
+
+FREE: list[None] = [None]
+"""Empty while it is somebody's turn."""
+
+
+class _Holder:
+    __slots__ = ("thread",)
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+
+
+HOLDER = _Holder()
+"""Whose turn it is, if that is known already."""
+
+
+def wait() -> bool:
+    """Wait for the turn of this thread; return False if it is its turn already."""
+    if HOLDER.thread == get_ident():
+        return False
+    pause = _SHORTEST
+    while True:
+        try:
+            del FREE[0]
+        except IndexError:
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST)
+        else:
+            return True
+
+
+def in_turn(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function run when it is the turn of its thread."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            del FREE[0]
+        except IndexError:
+            mine = wait()
+        else:
+            mine = True
+        try:
+            HOLDER.thread = get_ident()
+            return function(*args, **kwargs)
+        finally:
+            if mine:
+                HOLDER.thread = None
+                FREE.append(None)
+
+    return call
