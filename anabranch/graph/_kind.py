@@ -31,6 +31,7 @@ class Cell(NamedTuple):
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]
     metadata: Callable[[Any], Any]  # the dictionary, or what stands for it
+    owner: Callable[[Any], Any]  # what tells the trace that it belongs to
 
 
 class Kind:

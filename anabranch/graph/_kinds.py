@@ -43,6 +43,7 @@ class _VariableKind(Kind):
         operator.attrgetter("_value"),
         vars(_variable.Variable)["_value"].__set__,
         operator.attrgetter("_metadata"),
+        operator.attrgetter("_token"),
     )
 
     def open(self, obj: Any) -> Opened:

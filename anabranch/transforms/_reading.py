@@ -10,15 +10,18 @@ from typing import Any
 import jax
 
 from anabranch.errors import NodeTypeError, StaticValueError
-from anabranch.transforms._columns import leaf_types
+from anabranch.transforms._columns import has_plain_attributes, leaf_types
+from anabranch.transforms._memory import Words, ids_in
 from anabranch.transforms._places import Loose, Place, spine_of
 from anabranch.transforms._segment import Attributes, Segment
 from anabranch.transforms._source import Source
 from anabranch.transforms._taken import Arguments
+from anabranch.transforms._versions import ARE_TOLD
 from anabranch.transforms._visit import Visit
 from anabranch.transforms._watch import Unplannable
 
-_ELEMENTS = 300  # of lists and objects that are named one by one; more are compared in one call
+_FEW = 16  # dictionaries that are asked one by one
+_ELEMENTS = 128  # of lists and objects that are named one by one; more are compared in one call
 
 
 class Reading:
@@ -83,15 +86,37 @@ class Reading:
         if segment.lists is not None:
             self._compare_lists(segment.lists)
             return []
-        if len(segment.visit.kept) > _ELEMENTS:
-            count = len(segment.visit.variables)
-            return self._read_by(f"{self._name}.visit.read()", count)
-        return self._visit_by_name(segment.visit)
+        source, visit, found = self.source, segment.visit, self.source.fresh()
+        source.names["get_referents"] = get_referents
+        if visit.slots is None and len(visit.kept) <= _ELEMENTS:
+            return self._visit_by_name(visit)
+        source.add(f"{found} = {self._name}.visit")
+        if visit.slots is not None:
+            words = self._words(visit.slots.words)
+            source.unless(f"{words}.tobytes() == {found}.slots.seen or {found}.slots.are_same()")
+        now = source.fresh()
+        if visit.visited:
+            source.add(f"{now} = get_referents(*{found}.visited)")
+            ids = ids_in(source, now, len(visit.kept))
+            pick = visit.pick_ids
+            ids = f"{ids}.raw" if pick is None else f"{source.constant(pick)}({ids})"
+            source.unless(f"len({now}) == {len(visit.kept)} and {ids} == {found}.ids")
+        self._compare_names(visit)
+        if visit.slots is not None:
+            return self._read_by(
+                f"{self._words(visit.slots.values)}.tolist()", len(visit.variables)
+            )
+        if not visit.variables:
+            return []
+        return self._read_by(f"{source.constant(visit.pick_values)}({now})", len(visit.variables))
+
+    def _words(self, words: Words) -> str:
+        """Return an expression for an array of words in memory."""
+        return f"{self.source.constant(words.take)}({self.source.constant(words.places)})"
 
     def _visit_by_name(self, visit: Visit) -> list[str]:
         """Compare all that nodes refer to, and return the values of the Variables."""
         source, now = self.source, [self.source.fresh() for _ in visit.kept]
-        source.names["get_referents"] = get_referents
         pairs = [(name, source.fresh()) for name in compress(now, visit.kept)]
         source.add("try:")
         source.add(f"[{', '.join(now)}] = get_referents(*{self._name}.visit.visited)", 2)
@@ -99,26 +124,23 @@ class Reading:
         if pairs:
             source.add(f"[{', '.join([then for _, then in pairs])}] = {self._name}.visit.snapshot")
             source.unless(" and ".join([f"{now} is {then}" for now, then in pairs]))
-        if visit.metadata:
-            self._compare_metadata(visit.metadata.cells)
-        if visit.compares_names:
-            source.unless(f"{self._name}.visit.has_names()")
+        self._compare_names(visit)
         return [now[i] for i in visit.values]
 
-    def _compare_metadata(self, cells: Sequence[Any] | None) -> None:
+    def _compare_names(self, visit: Visit) -> None:
+        """Compare what a visit does not show: metadata, names and sizes."""
         source, metadata = self.source, f"{self._name}.visit.metadata"
-        same = f"{metadata}.are_same()"
-        if cells is not None:
-            seen = [source.fresh() for _ in cells]
-            source.add(f"[{', '.join(seen)}] = {metadata}.seen")
-            cells_are_same = " and ".join(
-                [
-                    f"{source.constant(cell)}.value == {then}"
-                    for cell, then in zip(cells, seen, strict=True)
-                ]
-            )
-            same = f"({cells_are_same}) or {same}"
-        source.unless(same)
+        if visit.metadata:
+            same = f"{metadata}.are_same()"
+            if ARE_TOLD and len(visit.variables) <= _FEW:
+                seen = [source.fresh() for _ in visit.variables]
+                source.add(f"[{', '.join(seen)}] = {metadata}.seen")
+                pairs = zip(visit.metadata.cells, seen, strict=True)
+                cells = [f"{source.constant(cell)}.value == {then}" for cell, then in pairs]
+                same = f"({' and '.join(cells)}) or {same}"
+            source.unless(same)
+        if visit.compares_names:
+            source.unless(f"{self._name}.visit.has_names()")
 
     def _compare_lists(self, lists: Sequence[tuple[list[Any], list[Any]]]) -> None:
         """Compare lists with what they held: the elements by name if there are not too many."""
@@ -150,7 +172,10 @@ class Reading:
         if len(own.names) > _ELEMENTS:
             return self._read_by(f"{self._name}.own.read({self.root})", count)
         attributes, pairs = source.fresh(), [(source.fresh(), source.fresh()) for _ in own.names]
-        source.add(f"{attributes} = {source.constant(own.kind.attributes)}({self.root})")
+        held = f"{source.constant(own.kind.attributes)}({self.root})"
+        if has_plain_attributes(self.segment.root()):
+            held = f"{self.root}.__dict__"
+        source.add(f"{attributes} = {held}")
         if not own.records_names:
             source.unless(f"[*{attributes}] == {self._name}.own.names")
         source.unless(f"type({self.root}) is {source.constant(own.cls)}")

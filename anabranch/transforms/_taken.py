@@ -17,7 +17,6 @@ from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._function import is_settled
 from anabranch.graph._kinds import Kind
 from anabranch.graph._state import State
-from anabranch.transforms._addresses import addresses_reader
 from anabranch.transforms._captures import is_itself
 from anabranch.transforms._columns import (
     LONG,
@@ -27,6 +26,7 @@ from anabranch.transforms._columns import (
     leaf_types,
     runs_of,
 )
+from anabranch.transforms._memory import ids_in
 from anabranch.transforms._opened import contents_of, static_of
 from anabranch.transforms._places import spine_of
 from anabranch.transforms._sharing import Sharing
@@ -405,7 +405,7 @@ class Arguments:
             source.add(f"nodes = [{', '.join(self._listed)}]")
             ids = "[*map(id, nodes)]"
             if len(self.nodes) >= _MANY:
-                ids = f"bytes({source.constant(addresses_reader(len(self.nodes)))}(nodes))"
+                ids = f"{ids_in(source, 'nodes', len(self.nodes))}.raw"
             source.add(f"ids = {ids}")
             source.add("if ids != latest[0]:")
             source.add("different = {*map(id, nodes)}", 2)

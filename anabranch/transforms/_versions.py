@@ -1,9 +1,8 @@
 """Dictionaries that nobody should have written, and whether somebody has.
 
 CPython counts what happens to dictionaries, and each of them has the count of its last change (PEP
-509): one number tells that a dictionary is as it was. The numbers of thousands are read in a few
-microseconds, where they are kept, through an array that begins at the first of them. There is no
-other way to them from Python. Where numbers do not change as they should, by a trial when this
+509): one number tells that a dictionary is as it was. It is read where it is kept, since there is
+no other way to it from Python. Where numbers do not change as they should, by a trial when this
 module is imported, dictionaries are compared on every call.
 
 The attributes of an object may be written beside its dictionary; this is for others.
@@ -17,28 +16,13 @@ from ctypes import c_uint64, sizeof
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
-_SIZE = sizeof(c_uint64)
-_MEMORY = c_uint64 * (1 << 45)  # all of it; no more is touched than what is read
-_FEW = 48  # dictionaries; from then on NumPy is faster
-_VERSION = object.__basicsize__ + _SIZE
+_VERSION = object.__basicsize__ + sizeof(c_uint64)
 """Where in a dictionary the number is: after how many elements there are."""
 
 
-def cells_of(dictionaries: Sequence[dict[Any, Any]]) -> list[c_uint64]:
-    """Return the numbers of dictionaries, which somebody else keeps alive, where they are kept."""
-    return [c_uint64.from_address(id(x) + _VERSION) for x in dictionaries]
-
-
-def _reader(dictionaries: Sequence[dict[Any, Any]]) -> Callable[[], bytes]:
-    """Return what returns all the numbers."""
-    addresses = [id(x) + _VERSION for x in dictionaries]
-    first = min(addresses)
-    memory: Any = _MEMORY.from_address(first)
-    take = np.frombuffer(memory, np.uint64).take
-    places = np.array([(address - first) // _SIZE for address in addresses])
-    return lambda: take(places).tobytes()
+def version_address(dictionary: dict[Any, Any]) -> int:
+    """Return where the number of a dictionary is, as long as the dictionary is alive."""
+    return id(dictionary) + _VERSION
 
 
 def _are_told() -> bool:
@@ -55,7 +39,7 @@ def _are_told() -> bool:
         tried.popitem,
         tried.clear,
     )
-    (cell,) = cells_of([tried])
+    cell = c_uint64.from_address(version_address(tried))
     seen = {cell.value}
     for write in writes:
         write()
@@ -63,50 +47,58 @@ def _are_told() -> bool:
     return len(seen) == 1 + len(writes)
 
 
-_TOLD = _are_told()
+ARE_TOLD = _are_told()
+"""Whether the numbers may be used."""
 
 
-class Dictionaries:
-    """Compares the names and values of dictionaries with what they were, by identity."""
+class Contents:
+    """The names and values of dictionaries."""
 
     def __init__(self, dictionaries: Sequence[dict[Any, Any]]) -> None:
-        self._dictionaries = dictionaries  # kept alive, so that their addresses stay theirs
-        few = len(dictionaries) <= _FEW
-        self.cells = cells_of(dictionaries) if _TOLD and few else None
-        """The numbers, if they are few."""
-        self._read = _reader(dictionaries) if _TOLD and not few else self._read_cells
-        self.seen: Any = self._read()  # before they are read
-        """What they were, a tuple, if they are few."""
+        self._dictionaries = dictionaries
         self._sizes = [*map(len, dictionaries)]
         self._names = [*chain.from_iterable(dictionaries)]
         self._values = [*_values_of(dictionaries)]
+
+    def are_same(self) -> bool:
+        """Tell whether they are what they were, by identity."""
+        dictionaries = self._dictionaries
+        try:
+            return (
+                [*map(len, dictionaries)] == self._sizes
+                and all(map(operator.is_, chain.from_iterable(dictionaries), self._names))
+                and all(map(operator.is_, _values_of(dictionaries), self._values))
+            )
+        except RuntimeError:  # somebody is writing one
+            return False
+
+
+class Dictionaries:
+    """Compares the contents of a few dictionaries with what they were."""
+
+    def __init__(self, dictionaries: Sequence[dict[Any, Any]]) -> None:
+        self._dictionaries = dictionaries  # kept alive, so that their addresses stay theirs
+        self.cells = [c_uint64.from_address(version_address(x)) for x in dictionaries]
+        """The numbers."""
+        self.seen = self._read()  # before they are read
+        """What they were."""
+        self._contents = Contents(dictionaries)
 
     def __bool__(self) -> bool:
         return bool(self._dictionaries)
 
     def are_same(self) -> bool:
         """Tell whether they hold what they held."""
-        versions = self._read()
-        if _TOLD and versions == self.seen:
+        now = self._read()
+        if ARE_TOLD and now == self.seen:
             return True
-        try:
-            same = self._are_same()
-        except RuntimeError:  # somebody is writing one
+        if not self._contents.are_same():
             return False
-        if same:
-            self.seen = versions
-        return same
+        self.seen = now
+        return True
 
-    def _read_cells(self) -> tuple[int, ...]:
-        return tuple([cell.value for cell in self.cells or ()])
-
-    def _are_same(self) -> bool:
-        dictionaries = self._dictionaries
-        return (
-            [*map(len, dictionaries)] == self._sizes
-            and all(map(operator.is_, chain.from_iterable(dictionaries), self._names))
-            and all(map(operator.is_, _values_of(dictionaries), self._values))
-        )
+    def _read(self) -> tuple[int, ...]:
+        return tuple([cell.value for cell in self.cells])
 
 
 def _values_of(dictionaries: Sequence[dict[Any, Any]]) -> Iterable[Any]:

@@ -9,11 +9,12 @@ object of flax keeps a record of its names, which is replaced when they change.
 
 An object with attributes is visited along with its dictionary: which of the two shows the values
 depends on the release of Python, both together always do. The metadata of Variables of flax are
-seldom written; see `_versions`.
+seldom written; see `_versions`. Many of these Variables are read in memory; see `_slots`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from gc import get_referents
@@ -25,11 +26,13 @@ import numpy as np
 
 from anabranch.graph import _classify
 from anabranch.graph._kind import Cell
-from anabranch.transforms._addresses import SIZE, addresses_reader
+from anabranch.transforms._memory import WORD, ids_of
 from anabranch.transforms._result import picker
+from anabranch.transforms._slots import Slots
 from anabranch.transforms._versions import Dictionaries
 from anabranch.transforms._watch import Unplannable
 
+_MANY = 12  # Variables; more are read in memory
 _FEW = 40  # arrays that are left out; from then on NumPy is faster
 
 
@@ -85,10 +88,19 @@ class Visit:
         Raises:
             Unplannable: a visit does not tell the parts of a Variable apart.
         """
-        values, total = self._find_values()
-        metadata = [*map(self._cell.metadata, self.variables)] if self._cell else []
-        self.metadata = Dictionaries(metadata)
-        self.visited = (*self.variables, *self._objects)
+        cell, variables = self._cell, self.variables
+        self.slots: Slots | None = None
+        """The Variables, if they are many; they are not visited then."""
+        if cell is not None and len(variables) > _MANY:
+            with contextlib.suppress(ValueError):
+                self.slots = Slots(cell, variables)
+        values: list[int] = []
+        metadata: list[Any] = []
+        total = 0
+        if cell is not None and self.slots is None:
+            values, total = self._find_values(cell)
+            metadata = [*map(cell.metadata, variables)]
+        self.visited = (*(variables if self.slots is None else ()), *self._objects)
         now = get_referents(*self.visited)
         trees = self._trees
         own = [i for i in range(total, len(now)) if is_array(now[i]) or id(now[i]) in trees]
@@ -96,25 +108,26 @@ class Visit:
         self.kept = [i not in left_out for i in range(len(now))]
         """Of all that they refer to, what is compared."""
         self.snapshot = [*compress(now, self.kept)]
-        """What that was; it stays alive, so that its addresses are its own."""
+        """What that was; it stays alive, so that its ids are its own."""
         self.values = values
         """Of all that they refer to, where the values of the Variables are."""
-        self._values: Callable[[Any], Sequence[Any]] = picker(values)
-        self._total = len(now)
-        self._elements_of = addresses_reader(self._total)
-        self._pick = _picker(self.kept)
-        self._addresses = self._pick(self._elements_of(now))
+        self.pick_values: Callable[[Any], Sequence[Any]] = picker(values)
+        self.pick_ids = _picker(self.kept)
+        """Picks the ids of what is compared; None if that is everything."""
+        self.ids = self._ids_of(now)
+        """What they were."""
+        self.metadata = Dictionaries(metadata)
+        """Of the Variables that are visited."""
         self._names = [*chain.from_iterable(self._named)]
         self._sizes = [*map(len, self._sized)]
         self.compares_names = bool(self._sized)
 
-    def _find_values(self) -> tuple[list[int], int]:
+    def _find_values(self, cell: Cell) -> tuple[list[int], int]:
         """Return where a visit of the Variables meets their values, and how much it meets."""
         places: list[int] = []
         total = 0
         for variable in self.variables:
             ids = [*map(id, get_referents(variable))]
-            cell = cast("Cell", self._cell)
             value = id(cell.read(variable))
             if any(ids.count(part) != 1 for part in (value, id(cell.metadata(variable)))):
                 raise Unplannable
@@ -123,16 +136,25 @@ class Visit:
         return places, total
 
     def __bool__(self) -> bool:
-        return bool(self.visited)
+        return bool(self.variables or self._objects)
 
     def read(self) -> Sequence[Any] | None:
         """Return the values of the Variables, or None if something is not what it was."""
+        slots = self.slots
+        if slots is not None and not slots.are_same():
+            return None
         now = get_referents(*self.visited)
-        if len(now) != self._total or self._pick(self._elements_of(now)) != self._addresses:
+        if len(now) != len(self.kept) or self._ids_of(now) != self.ids:
             return None
         if self.metadata and not self.metadata.are_same():
             return None
-        return self._values(now) if not self.compares_names or self.has_names() else None
+        if self.compares_names and not self.has_names():
+            return None
+        return self.pick_values(now) if slots is None else slots.values.as_objects()
+
+    def _ids_of(self, objects: list[Any]) -> Any:
+        ids = ids_of(objects, len(objects))
+        return ids.raw if self.pick_ids is None else self.pick_ids(ids)
 
     def has_names(self) -> bool:
         """Tell whether names and sizes are what they were."""
@@ -145,21 +167,21 @@ class Visit:
 
     def lists(self, most: int) -> list[tuple[list[Any], list[Any]]] | None:
         """Return the nodes and what they hold, if they are no more than so many lists."""
-        plain = all(type(obj) is list for obj in self.visited)
+        plain = not self.variables and all(type(obj) is list for obj in self.visited)
         if not plain or len(self._objects) > most or not all(self.kept):
             return None
         return [(obj, [*obj]) for obj in self._objects]
 
 
-def _picker(kept: Sequence[bool]) -> Callable[[Any], Any]:
-    """Return a function that picks some of the addresses in memory, as bytes or a tuple of them."""
+def _picker(kept: Sequence[bool]) -> Callable[[Any], Any] | None:
+    """Return a function that picks some ids in memory, as bytes or a tuple of them."""
     if all(kept):
-        return bytes
+        return None
     if len(kept) - sum(kept) <= _FEW:
-        runs = [(keep, len([*run]) * SIZE) for keep, run in groupby(kept)]
+        runs = [(keep, len([*run]) * WORD) for keep, run in groupby(kept)]
         return Struct("".join([f"{size}{'s' if keep else 'x'}" for keep, size in runs])).unpack_from
-    places, frombuffer, address = np.flatnonzero(kept), np.frombuffer, np.dtype(np.uintp)
-    return lambda memory: frombuffer(memory, address).take(places).tobytes()
+    places, frombuffer, dtype = np.flatnonzero(kept), np.frombuffer, np.dtype(np.uintp)
+    return lambda memory: frombuffer(memory, dtype).take(places).tobytes()
 
 
 def is_array(x: Any) -> bool:

@@ -10,13 +10,13 @@ import pytest
 from anabranch.transforms import _versions
 from anabranch.transforms._versions import Dictionaries
 
-COUNTS = [1, 7, 48, 49, 400]
+COUNTS = [1, 7, 100]
 
 
 @pytest.fixture(params=[True, False], ids=["versions", "no versions"])
 def with_versions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if not request.param:
-        monkeypatch.setattr(_versions, "_TOLD", False)
+        monkeypatch.setattr(_versions, "ARE_TOLD", False)
     return request.param
 
 

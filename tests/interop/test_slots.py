@@ -1,0 +1,139 @@
+"""Many Variables of flax are read in memory: a change of one is seen, and no count is lost."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import anabranch as ab
+from anabranch.interop import _layout
+from anabranch.transforms import _memory
+from anabranch.transforms._slots import Slots
+
+COUNT = 60
+
+
+class Own(nnx.Param[Any]):
+    """A class with room for attributes, as most have."""
+
+
+def some() -> list[Any]:
+    kinds = (nnx.Param, nnx.BatchStat, Own)
+    return [kinds[i % 3](jnp.array(i), tag=i) for i in range(COUNT)]
+
+
+def test_values_are_the_very_objects_and_their_counts_stay() -> None:
+    variables = some()
+    slots = Slots(_layout.CELL, variables)
+    held = [_layout.raw_value(variable) for variable in variables]
+    before = [*map(sys.getrefcount, held)]
+    for _ in range(5):
+        found = slots.values.as_objects()
+        assert [*map(id, found)] == [*map(id, held)]
+        assert slots.are_same()
+        del found
+    assert [*map(sys.getrefcount, held)] == before
+
+
+def test_values_are_read_anew_and_old_ones_let_go() -> None:
+    variables = some()
+    slots = Slots(_layout.CELL, variables)
+    gone = [weakref.ref(_layout.raw_value(variable)) for variable in variables]
+    slots.values.as_objects()
+    for i, variable in enumerate(variables):
+        _layout.set_value(variable, jnp.array(-i))
+    gc.collect()
+    assert not any(ref() is not None for ref in gone)
+    assert [int(x) for x in slots.values.as_objects()] == [-i for i in range(COUNT)]
+    assert slots.are_same()
+
+
+def change_class(variable: Any) -> None:
+    variable.__class__ = nnx.Cache
+
+
+def change_metadata(variable: Any) -> None:
+    variable.set_metadata(tag=-1)
+
+
+def add_metadata(variable: Any) -> None:
+    variable.set_metadata(more=None)
+
+
+def replace_metadata(variable: Any) -> None:
+    _layout.set_metadata(variable, dict(_layout.metadata_of(variable)))
+
+
+def change_owner(variable: Any) -> None:
+    _layout._set_trace_state(variable, nnx.tracers.TraceState())
+
+
+CHANGES = [change_class, change_metadata, add_metadata, replace_metadata, change_owner]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("which", [0, COUNT // 2, COUNT - 1])
+def test_a_change_of_one_is_seen(change: Any, which: int) -> None:
+    variables = some()
+    slots = Slots(_layout.CELL, variables)
+    change(variables[which])
+    assert not slots.are_same()
+    assert not slots.are_same()
+
+
+def test_metadata_that_were_put_back_are_the_same() -> None:
+    variables = some()
+    slots = Slots(_layout.CELL, variables)
+    metadata = _layout.metadata_of(variables[7])
+    then = metadata["tag"]
+    metadata["tag"] = "other"
+    assert not slots.are_same()
+    metadata["tag"] = then
+    assert slots.are_same()
+
+
+class Wide(nnx.Module):
+    def __init__(self) -> None:
+        self.items = nnx.List(some())
+
+    def add(self) -> None:
+        for variable in self.items:
+            variable[...] += 1
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_compiled_call_sees_each_change(readable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not readable:
+        monkeypatch.setattr("anabranch.transforms._slots.IS_READABLE", False)
+    model = Wide()
+    tags: list[list[Any]] = []
+
+    @ab.jit
+    def step(model: Any) -> None:
+        tags.append([(type(v).__name__, v.get_metadata().get("tag")) for v in model.items])
+        model.add()
+
+    for _ in range(5):
+        step(model)
+    assert len(tags) == 1
+    for i, change in enumerate([change_class, change_metadata, add_metadata]):
+        change(model.items[i + 3])
+        for _ in range(5):
+            step(model)
+        assert len(tags) == i + 2
+        assert tags[-1] == [(type(v).__name__, v.get_metadata().get("tag")) for v in model.items]
+    model.items[9][...] = jnp.array(100)
+    step(model)
+    assert [int(v[...]) for v in model.items] == [101 if i == 9 else i + 21 for i in range(COUNT)]
+
+
+def test_memory_is_readable_where_there_is_one_lock() -> None:
+    assert getattr(sys, "_is_gil_enabled", lambda: True)() == _memory.IS_READABLE
+    with pytest.raises(ValueError, match="one word"):
+        _memory.offset_of(some()[0], object())
