@@ -41,7 +41,7 @@ class Recipe(NamedTuple):
     variables: list[tuple[int, Entry, int]]  # place, entry, and leaf of those with metadata
     nodes: dict[Any, tuple[list[int], list[type], list[Any]]]  # places, classes, extra by kind
     values: list[tuple[int, Entry]]  # last one first
-    fillings: list[tuple[int, Entry, Callable[[Any], Any] | None]]  # of nodes; see `_picker`
+    fillings: dict[Any, list[tuple[int, Entry, Callable[[Any], Any] | None]]]  # see `_picker`
     statics: list[tuple[int, Entry]]  # entries that have static values
     identities: list[int]  # the places of all nodes
     classes: set[type]  # of Variables and of what has attributes
@@ -49,7 +49,7 @@ class Recipe(NamedTuple):
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Recipe:
         """Return the recipe for a table."""
-        recipe = cls(Cells([], [], []), [], {}, [], [], [], [], set())
+        recipe = cls(Cells([], [], []), [], {}, [], {}, [], [], set())
         at, classes, leaves = recipe.cells
         for i, entry in enumerate(entries):
             kind, of, extra, _, edges = entry
@@ -70,7 +70,7 @@ class Recipe(NamedTuple):
                 nodes[1].append(of)
                 nodes[2].append(extra)
                 pick = _picker(edges)
-                recipe.fillings.append((i, entry, pick))
+                recipe.fillings.setdefault(kind, []).append((i, entry, pick))
                 if pick is None:
                     recipe.statics.append((i, entry))
             else:
@@ -162,10 +162,16 @@ def build(
     for i, (kind, cls, extra, keys, edges) in recipe.values:
         held[i] = values = [resolve(edge) for edge in edges]
         objects[base + i] = kind.build(cls, extra, keys, values)
-    for i, (kind, _, extra, keys, edges), pick in recipe.fillings:
-        held[i] = values = [*map(resolve, edges)] if pick is None else pick(objects)
-        if i not in existing:
-            kind.complete(objects[base + i], extra, keys, values)
+    for kind, fillings in recipe.fillings.items():
+        nodes: list[tuple[Any, Any, Sequence[Any], Sequence[Any]]] = []
+        for i, (_, _, extra, keys, edges), pick in fillings:
+            held[i] = values = [*map(resolve, edges)] if pick is None else pick(objects)
+            nodes.append((objects[base + i], extra, keys, values))
+        if existing:
+            nodes = [
+                node for node, (i, _, _) in zip(nodes, fillings, strict=True) if i not in existing
+            ]
+        kind.complete_all(nodes)
     return Built(recipe, objects, cells, arrays, held, resolve)
 
 

@@ -76,6 +76,11 @@ class Kind:
         """Fill a node that `create` has just made with the same extra."""
         self.fill(obj, extra, keys, values)
 
+    def complete_all(self, nodes: Sequence[tuple[Any, Any, Sequence[Any], Sequence[Any]]]) -> None:
+        """Fill as many nodes, given as the arguments of `complete`."""
+        for node in nodes:
+            self.complete(*node)
+
     def extra_without(self, extra: Any, removed: Sequence[Any]) -> Any:
         """Return the extra of a node from which some keys have been removed."""
         return extra

@@ -184,11 +184,15 @@ class _ModuleKind(_AttributeKind):
         return all(map(operator.is_, attributes.values(), values)) and (*attributes,) == keys
 
     def complete(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        if _module.slot_names(type(obj)):
-            super().fill(obj, extra, keys, values)
-        else:
+        self.complete_all([(obj, extra, keys, values)])
+
+    def complete_all(self, nodes: Sequence[tuple[Any, Any, Sequence[Any], Sequence[Any]]]) -> None:
+        for obj, extra, keys, values in nodes:
+            if _module.slot_names(type(obj)):
+                super().fill(obj, extra, keys, values)
+                continue
             attributes = _module.attributes_of(obj)
-            for key, value in zip(keys, values, strict=True):  # faster than `update`
+            for key, value in zip(keys, values):  # noqa: B905 - as many; faster than `update`
                 attributes[key] = value
 
     def _attributes(self, obj: Any) -> dict[str, Any]:

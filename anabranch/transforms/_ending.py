@@ -175,8 +175,8 @@ class Ending:
     def _holder(self, index: int) -> str:
         """Return an expression for what the attributes or elements of an object are in."""
         obj, writer = self._object(index), self.writer
-        if obj in self.arguments.attributes:
-            return self.arguments.attributes[obj]
+        if obj in self.arguments.plain:
+            return f"{obj}.__dict__"
         function = writer.holder_functions[writer.holders.index(index)]
         return obj if function is None else f"{self.source.constant(function)}({obj})"
 

@@ -16,7 +16,6 @@ from anabranch.transforms._places import Loose, Place, spine_of
 from anabranch.transforms._segment import Attributes, Segment
 from anabranch.transforms._source import Source
 from anabranch.transforms._taken import Arguments
-from anabranch.transforms._versions import ARE_TOLD
 from anabranch.transforms._visit import Visit
 from anabranch.transforms._watch import Unplannable
 
@@ -132,8 +131,8 @@ class Reading:
         source, metadata = self.source, f"{self._name}.visit.metadata"
         if visit.metadata:
             same = f"{metadata}.are_same()"
-            if ARE_TOLD and len(visit.variables) <= _FEW:
-                seen = [source.fresh() for _ in visit.variables]
+            if 0 < len(visit.metadata.cells) <= _FEW:
+                seen = [source.fresh() for _ in visit.metadata.cells]
                 source.add(f"[{', '.join(seen)}] = {metadata}.seen")
                 pairs = zip(visit.metadata.cells, seen, strict=True)
                 cells = [f"{source.constant(cell)}.value == {then}" for cell, then in pairs]

@@ -56,7 +56,7 @@ class Arguments:
         self.nodes: list[str] = []  # those with identity that are no roots
         self._listed: list[str] = []  # the same, as they are written in a list
         self.children: dict[str, Sequence[str]] = {}  # of nodes: the names of what they hold
-        self.attributes: dict[str, str] = {}  # of nodes: the names of the dictionaries they are in
+        self.plain: set[str] = set()  # the names of nodes with all attributes in `__dict__`
         self._attached: list[tuple[str, str]] = []  # names of arguments, and what they have to be
         self._first: dict[int, str] = {}  # the names of nodes by id
         self._num_repeated = 0
@@ -284,7 +284,7 @@ class Arguments:
         source.unless(f"[*{attributes}] == {source.constant([*vars(x)])}")
         if _classify.RULES[cls] is _kinds.OBJECT:
             self.add_node(name)
-            self.attributes[name] = attributes
+            self.plain.add(name)
         children = [*vars(x).values()]
         self.children[name] = self.take_all(f"{attributes}.values()", children, numbers=numbers)
 

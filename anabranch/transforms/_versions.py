@@ -11,6 +11,7 @@ The attributes of an object may be written beside its dictionary; this is for ot
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import c_uint64, sizeof
 from itertools import chain
@@ -27,6 +28,8 @@ def version_address(dictionary: dict[Any, Any]) -> int:
 
 def _are_told() -> bool:
     """Tell whether every way to change a dictionary changes its number."""
+    if sys.implementation.name != "cpython":
+        return False
     tried: dict[Any, Any] = {"a": 1, "b": 2}
     writes: Sequence[Callable[[], Any]] = (
         lambda: operator.setitem(tried, "a", 3),
@@ -78,8 +81,9 @@ class Dictionaries:
 
     def __init__(self, dictionaries: Sequence[dict[Any, Any]]) -> None:
         self._dictionaries = dictionaries  # kept alive, so that their addresses stay theirs
-        self.cells = [c_uint64.from_address(version_address(x)) for x in dictionaries]
-        """The numbers."""
+        addresses = [*map(version_address, dictionaries)] if ARE_TOLD else []
+        self.cells = [c_uint64.from_address(address) for address in addresses]
+        """The numbers, if they may be used."""
         self.seen = self._read()  # before they are read
         """What they were."""
         self._contents = Contents(dictionaries)
