@@ -29,7 +29,7 @@ class _Memory:
     def __init__(self, first: int, dtype: str) -> None:
         self.__array_interface__ = {
             "data": (first, True),
-            "shape": (1 << 44,),
+            "shape": (1 << 52,),
             "typestr": dtype,
             "version": 3,
         }
@@ -57,17 +57,17 @@ def words_at(addresses: Sequence[int], *, references: bool = False) -> Words:
     return Words(take, np.array([(address - first) // WORD for address in addresses]))
 
 
-def offset_of(obj: Any, content: Any) -> int:
-    """Return where in an object something is that it refers to once.
-
-    Raises:
-        ValueError: it refers to it otherwise.
-    """
+def offset_of(obj: Any, content: Any) -> int | None:
+    """Return where in an object something is that it refers to; None unless that is one place."""
     words = (c_size_t * (type(obj).__basicsize__ // WORD)).from_address(id(obj))
     found = [i for i, word in enumerate(words) if word == id(content)]
-    if len(found) != 1:
-        raise ValueError("it is not kept in one word")
-    return found[0] * WORD
+    return found[0] * WORD if len(found) == 1 else None
+
+
+def refer_to(addresses: Sequence[int], objects: Sequence[Any]) -> bool:
+    """Tell whether the words at some addresses refer to objects, one each."""
+    ids = np.array([*map(id, objects)], np.uintp)
+    return words_at(addresses).as_bytes() == ids.tobytes()
 
 
 _address_at = c_size_t.from_address
@@ -103,9 +103,13 @@ def _is_readable() -> bool:
     tried = [_Tried() for _ in held]
     for obj, content in zip(tried, held, strict=True):
         obj.first, obj.second = None, content
+    offset = offset_of(tried[0], held[0])
+    if offset is None:
+        return False
     try:
-        offset = offset_of(tried[0], held[0])
         addresses = [id(obj) + offset for obj in tried]
+        if not refer_to(addresses, held):
+            return False
         references, words = words_at(addresses, references=True), words_at(addresses)
         before = [*map(sys.getrefcount, held)]
         for _ in range(3):

@@ -2,53 +2,65 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 from anabranch.graph._kind import Cell
-from anabranch.transforms._memory import IS_READABLE, WORD, offset_of, words_at
+from anabranch.transforms._memory import IS_READABLE, WORD, offset_of, refer_to, words_at
 from anabranch.transforms._versions import ARE_TOLD, Contents, version_address
+
+
+def slots_of(cell: Cell, variables: Sequence[Any]) -> Slots | None:
+    """Return the slots of Variables; None if they are not alike, or memory cannot be read.
+
+    Arguments:
+        cell: how each of them is read.
+        variables: somebody else keeps them alive.
+    """
+    if not (IS_READABLE and ARE_TOLD):
+        return None
+    getters = (type, cell.metadata, cell.owner)
+    known = variables[0]
+    offsets = [WORD, offset_of(known, cell.metadata(known)), offset_of(known, cell.owner(known))]
+    at = offset_of(known, cell.read(known))
+    kept = [[*map(getter, variables)] for getter in getters]
+    if at is None or None in offsets or any(type(metadata) is not dict for metadata in kept[1]):
+        return None
+    addresses = [id(x) + offset for offset in offsets if offset is not None for x in variables]
+    values = [id(x) + at for x in variables]
+    slots = Slots(addresses, [*chain.from_iterable(kept)], kept[1], values)
+    # as numbers first: what is no reference must not be read as one
+    are_alike = refer_to(values, [*map(cell.read, variables)]) and refer_to(addresses, slots.kept)
+    return slots if are_alike else None
 
 
 class Slots:
     """The values of Variables, and whether all else about them is as it was.
 
     Arguments:
-        cell: how each of them is read.
-        variables: somebody else keeps them alive.
-
-    Raises:
-        ValueError: they are not alike, or memory cannot be read.
+        addresses: of the words for classes, metadata and owners.
+        kept: what these are; kept alive, so that their ids stay theirs.
+        metadata: dictionaries among them.
+        values: the addresses of the words for the values.
     """
 
-    def __init__(self, cell: Cell, variables: Sequence[Any]) -> None:
-        if not (IS_READABLE and ARE_TOLD):
-            raise ValueError("memory cannot be read")
-        getters = (type, cell.metadata, cell.owner)
-        offsets = [WORD, *[_offset(variables[0], getter) for getter in getters[1:]]]
-        kept = [[*map(getter, variables)] for getter in getters]
-        addresses = [id(variable) + offset for offset in offsets for variable in variables]
-        metadata = kept[1]
-        if any(type(known) is not dict for known in metadata):
-            raise ValueError("their metadata are no plain dictionaries")
-        self._kept = [*chain.from_iterable(kept)]  # so that their addresses stay theirs
+    def __init__(
+        self,
+        addresses: Sequence[int],
+        kept: Sequence[Any],
+        metadata: Sequence[dict[Any, Any]],
+        values: Sequence[int],
+    ) -> None:
+        self.kept = kept
         self._size = WORD * len(addresses)
         self.words = words_at([*addresses, *map(version_address, metadata)])
         """Classes, metadata and owners, and the versions of the metadata."""
         self.seen = self.words.as_bytes()  # before what they stand for is read
         """What they were."""
         self._contents = Contents(metadata)
-        at = _offset(variables[0], cell.read)
-        self.values = words_at([id(x) + at for x in variables], references=True)
+        self.values = words_at(values, references=True)
         """What the Variables hold."""
-        for words, objects in (
-            (words_at(addresses, references=True), self._kept),
-            (self.values, [*map(cell.read, variables)]),
-        ):
-            if not all(map(operator.is_, words.as_objects(), objects)):
-                raise ValueError("they are not alike, or somebody is writing one")
 
     def are_same(self) -> bool:
         """Tell whether classes, metadata and owners are what they were."""
@@ -58,7 +70,3 @@ class Slots:
                 return False
             self.seen = now
         return True
-
-
-def _offset(variable: Any, getter: Callable[[Any], Any]) -> int:
-    return offset_of(variable, getter(variable))

@@ -14,7 +14,6 @@ seldom written; see `_versions`. Many of these Variables are read in memory; see
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from gc import get_referents
@@ -28,7 +27,7 @@ from anabranch.graph import _classify
 from anabranch.graph._kind import Cell
 from anabranch.transforms._memory import WORD, ids_of
 from anabranch.transforms._result import picker
-from anabranch.transforms._slots import Slots
+from anabranch.transforms._slots import slots_of
 from anabranch.transforms._versions import Dictionaries
 from anabranch.transforms._watch import Unplannable
 
@@ -89,11 +88,8 @@ class Visit:
             Unplannable: a visit does not tell the parts of a Variable apart.
         """
         cell, variables = self._cell, self.variables
-        self.slots: Slots | None = None
+        self.slots = slots_of(cell, variables) if cell and len(variables) > _MANY else None
         """The Variables, if they are many; they are not visited then."""
-        if cell is not None and len(variables) > _MANY:
-            with contextlib.suppress(ValueError):
-                self.slots = Slots(cell, variables)
         values: list[int] = []
         metadata: list[Any] = []
         total = 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import operator
 import sys
+import types
 import weakref
 from typing import Any
 
@@ -12,9 +14,10 @@ import pytest
 from flax import nnx
 
 import anabranch as ab
+from anabranch.graph._kind import Cell
 from anabranch.interop import _layout
 from anabranch.transforms import _memory
-from anabranch.transforms._slots import Slots
+from anabranch.transforms._slots import Slots, slots_of
 
 COUNT = 60
 
@@ -28,9 +31,15 @@ def some() -> list[Any]:
     return [kinds[i % 3](jnp.array(i), tag=i) for i in range(COUNT)]
 
 
+def slots_for(variables: list[Any]) -> Slots:
+    slots = slots_of(_layout.CELL, variables)
+    assert slots is not None
+    return slots
+
+
 def test_values_are_the_very_objects_and_their_counts_stay() -> None:
     variables = some()
-    slots = Slots(_layout.CELL, variables)
+    slots = slots_for(variables)
     held = [_layout.raw_value(variable) for variable in variables]
     before = [*map(sys.getrefcount, held)]
     for _ in range(5):
@@ -43,7 +52,7 @@ def test_values_are_the_very_objects_and_their_counts_stay() -> None:
 
 def test_values_are_read_anew_and_old_ones_let_go() -> None:
     variables = some()
-    slots = Slots(_layout.CELL, variables)
+    slots = slots_for(variables)
     gone = [weakref.ref(_layout.raw_value(variable)) for variable in variables]
     slots.values.as_objects()
     for i, variable in enumerate(variables):
@@ -81,7 +90,7 @@ CHANGES = [change_class, change_metadata, add_metadata, replace_metadata, change
 @pytest.mark.parametrize("which", [0, COUNT // 2, COUNT - 1])
 def test_a_change_of_one_is_seen(change: Any, which: int) -> None:
     variables = some()
-    slots = Slots(_layout.CELL, variables)
+    slots = slots_for(variables)
     change(variables[which])
     assert not slots.are_same()
     assert not slots.are_same()
@@ -89,7 +98,7 @@ def test_a_change_of_one_is_seen(change: Any, which: int) -> None:
 
 def test_metadata_that_were_put_back_are_the_same() -> None:
     variables = some()
-    slots = Slots(_layout.CELL, variables)
+    slots = slots_for(variables)
     metadata = _layout.metadata_of(variables[7])
     then = metadata["tag"]
     metadata["tag"] = "other"
@@ -135,5 +144,36 @@ def test_a_compiled_call_sees_each_change(readable: bool, monkeypatch: pytest.Mo
 
 def test_memory_is_readable_where_there_is_one_lock() -> None:
     assert getattr(sys, "_is_gil_enabled", lambda: True)() == _memory.IS_READABLE
-    with pytest.raises(ValueError, match="one word"):
-        _memory.offset_of(some()[0], object())
+    assert _memory.offset_of(some()[0], object()) is None
+
+
+class Plain:
+    __slots__ = ("value", "metadata", "owner")
+
+    def __init__(self) -> None:
+        self.value, self.metadata, self.owner = [0], {}, object()
+
+
+class Odd(Plain):
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        held = object.__getattribute__(self, name)
+        return [*held] if name == "value" else held
+
+
+def test_those_that_hold_something_elsewhere_are_not_read_in_memory() -> None:
+    def none(*_: Any) -> None:
+        pass
+
+    names = ("value", "metadata", "owner")
+    read, metadata, owner = [operator.attrgetter(name) for name in names]
+    cell = Cell(read, none, metadata, owner)
+    plain = [Plain() for _ in range(COUNT)]
+    slots = slots_of(cell, plain)
+    assert slots is not None
+    assert slots.values.as_objects() == [[0]] * COUNT
+    assert slots_of(cell, [*plain, Odd()]) is None
+    assert slots_of(cell, [Odd(), *plain]) is None
+    plain[-1].metadata = types.MappingProxyType({})
+    assert slots_of(cell, plain) is None
