@@ -6,8 +6,8 @@ list empty looks again, a little later. A thread that has its turn may take it o
 finaliser of the user may run at any time, and write.
 
 What writes is a function that `in_turn` wraps; the followers of plans have the same lines in place.
-Python looks for signals where a function is entered and when one of
-C has returned: not between the removal and the `try`, and not before the element is back.
+Python looks for signals where a function is entered and when one of C has returned: not between the
+removal and the `try`, and not before the element is back.
 """
 
 from __future__ import annotations
