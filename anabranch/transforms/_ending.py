@@ -100,7 +100,8 @@ class Ending:
             source.add(f"{name} = {self._object(index)}")
         self._take_turn()
         for i, (name, index) in enumerate(zip(variables, writer.indices, strict=True)):
-            now = f"{name}._value" if self.access.own[i] else f"getters[{i}]({name})"
+            getter = f"getters[{i}]" if self.access.one is None else "get_value"
+            now = f"{name}._value" if self.access.own[i] else f"{getter}({name})"
             then = self.places[writer.replaced[i]]
             source.add(f"if {now} is not {then}: raise writer.changed({index})", 2)
         if len(variables) == 1:
