@@ -11,13 +11,13 @@ import jax
 
 from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.transforms._columns import has_plain_attributes, leaf_types
-from anabranch.transforms._memory import Words, ids_in
 from anabranch.transforms._places import Loose, Place, spine_of
 from anabranch.transforms._segment import Attributes, Segment
 from anabranch.transforms._source import Source
 from anabranch.transforms._taken import Arguments
 from anabranch.transforms._visit import Visit
 from anabranch.transforms._watch import Unplannable
+from anabranch.transforms._words import Words, ids_in
 
 _FEW = 16  # dictionaries that are asked one by one
 _ELEMENTS = 128  # of lists and objects that are named one by one; more are compared in one call
@@ -64,11 +64,12 @@ class Reading:
     def _name(self) -> str:
         return f"s{self.number}"
 
-    def _read_by(self, expression: str, count: int) -> list[str]:
-        """Read so many leaves by a call."""
+    def _read_by(self, expression: str, count: int, *, may_be_none: bool = True) -> list[str]:
+        """Read so many leaves by a call, which returns None if it has found a change."""
         name = self.source.fresh("y")
         self.source.add(f"{name} = {expression}")
-        self.source.unless(f"{name} is not None")
+        if may_be_none:
+            self.source.unless(f"{name} is not None")
         self.arguments.lengths[name] = count
         return [f"{name}[{i}]" for i in range(count)]
 
@@ -101,13 +102,12 @@ class Reading:
             ids = f"{ids}.raw" if pick is None else f"{source.constant(pick)}({ids})"
             source.unless(f"len({now}) == {len(visit.kept)} and {ids} == {found}.ids")
         self._compare_names(visit)
-        if visit.slots is not None:
-            return self._read_by(
-                f"{self._words(visit.slots.values)}.tolist()", len(visit.variables)
-            )
         if not visit.variables:
             return []
-        return self._read_by(f"{source.constant(visit.pick_values)}({now})", len(visit.variables))
+        read = f"{source.constant(visit.pick_values)}({now})"
+        if visit.slots is not None:
+            read = f"{self._words(visit.slots.values)}.tolist()"
+        return self._read_by(read, len(visit.variables), may_be_none=False)
 
     def _words(self, words: Words) -> str:
         """Return an expression for an array of words in memory."""

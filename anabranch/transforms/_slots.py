@@ -7,8 +7,8 @@ from itertools import chain
 from typing import Any
 
 from anabranch.graph._kind import Cell
-from anabranch.transforms._memory import IS_READABLE, WORD, offset_of, refer_to, words_at
 from anabranch.transforms._versions import ARE_TOLD, Contents, version_address
+from anabranch.transforms._words import IS_READABLE, WORD, offset_of, refer_to, words_at
 
 
 def slots_of(cell: Cell, variables: Sequence[Any]) -> Slots | None:

@@ -26,13 +26,13 @@ from anabranch.transforms._columns import (
     leaf_types,
     runs_of,
 )
-from anabranch.transforms._memory import ids_in
 from anabranch.transforms._opened import contents_of, static_of
 from anabranch.transforms._places import spine_of
 from anabranch.transforms._sharing import Sharing
 from anabranch.transforms._source import Source
 from anabranch.transforms._trees import statics_of, tree_of
 from anabranch.transforms._watch import Unplannable, Watch
+from anabranch.transforms._words import ids_in
 
 _LINES = 20000  # of source; longer ones take long to compile
 _LARGE = 24  # tuples and what they hold

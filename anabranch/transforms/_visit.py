@@ -25,11 +25,11 @@ import numpy as np
 
 from anabranch.graph import _classify
 from anabranch.graph._kind import Cell
-from anabranch.transforms._memory import WORD, ids_of
 from anabranch.transforms._result import picker
 from anabranch.transforms._slots import slots_of
 from anabranch.transforms._versions import Dictionaries
 from anabranch.transforms._watch import Unplannable
+from anabranch.transforms._words import WORD, ids_of
 
 _MANY = 12  # Variables; more are read in memory
 _FEW = 40  # arrays that are left out; from then on NumPy is faster
@@ -116,7 +116,6 @@ class Visit:
         """Of the Variables that are visited."""
         self._names = [*chain.from_iterable(self._named)]
         self._sizes = [*map(len, self._sized)]
-        self.compares_names = bool(self._sized)
 
     def _find_values(self, cell: Cell) -> tuple[list[int], int]:
         """Return where a visit of the Variables meets their values, and how much it meets."""
@@ -144,13 +143,18 @@ class Visit:
             return None
         if self.metadata and not self.metadata.are_same():
             return None
-        if self.compares_names and not self.has_names():
+        if self._sized and not self.has_names():
             return None
         return self.pick_values(now) if slots is None else slots.values.as_objects()
 
     def _ids_of(self, objects: list[Any]) -> Any:
         ids = ids_of(objects, len(objects))
         return ids.raw if self.pick_ids is None else self.pick_ids(ids)
+
+    @property
+    def compares_names(self) -> bool:
+        """Whether names and sizes have to be compared."""
+        return bool(self._sized)
 
     def has_names(self) -> bool:
         """Tell whether names and sizes are what they were."""

@@ -16,7 +16,7 @@ from flax import nnx
 import anabranch as ab
 from anabranch.graph._kind import Cell
 from anabranch.interop import _layout
-from anabranch.transforms import _memory
+from anabranch.transforms import _words
 from anabranch.transforms._slots import Slots, slots_of
 
 COUNT = 60
@@ -108,19 +108,24 @@ def test_metadata_that_were_put_back_are_the_same() -> None:
 
 
 class Wide(nnx.Module):
-    def __init__(self) -> None:
-        self.items = nnx.List(some())
+    def __init__(self, count: int) -> None:
+        self.items = nnx.List(some()[:count])
 
     def add(self) -> None:
         for variable in self.items:
             variable[...] += 1
 
 
-@pytest.mark.parametrize("readable", [True, False])
-def test_a_compiled_call_sees_each_change(readable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not readable:
-        monkeypatch.setattr("anabranch.transforms._slots.IS_READABLE", False)
-    model = Wide()
+@pytest.mark.parametrize("count", [COUNT, 10], ids=["many", "few"])
+@pytest.mark.parametrize("absent", ["", "_slots.IS_READABLE", "_slots.ARE_TOLD"])
+def test_a_compiled_call_sees_each_change(
+    absent: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if absent:
+        monkeypatch.setattr(f"anabranch.transforms.{absent}", False)
+    if absent.endswith("ARE_TOLD"):
+        monkeypatch.setattr("anabranch.transforms._versions.ARE_TOLD", False)
+    model = Wide(count)
     tags: list[list[Any]] = []
 
     @ab.jit
@@ -139,12 +144,12 @@ def test_a_compiled_call_sees_each_change(readable: bool, monkeypatch: pytest.Mo
         assert tags[-1] == [(type(v).__name__, v.get_metadata().get("tag")) for v in model.items]
     model.items[9][...] = jnp.array(100)
     step(model)
-    assert [int(v[...]) for v in model.items] == [101 if i == 9 else i + 21 for i in range(COUNT)]
+    assert [int(v[...]) for v in model.items] == [101 if i == 9 else i + 21 for i in range(count)]
 
 
 def test_memory_is_readable_where_there_is_one_lock() -> None:
-    assert getattr(sys, "_is_gil_enabled", lambda: True)() == _memory.IS_READABLE
-    assert _memory.offset_of(some()[0], object()) is None
+    assert getattr(sys, "_is_gil_enabled", lambda: True)() == _words.IS_READABLE
+    assert _words.offset_of(some()[0], object()) is None
 
 
 class Plain:

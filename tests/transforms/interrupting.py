@@ -9,8 +9,10 @@ from __future__ import annotations
 import dis
 import functools
 import os
+import signal
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,25 @@ def _writing_lines(code: types.CodeType) -> frozenset[int]:
         ):
             lines.add(line)
     return frozenset(lines)
+
+
+def interrupted_by_a_signal(call: Callable[[], Any], seconds: float) -> bool:
+    """Make a call, and let a real signal interrupt it after a time; tell whether it came."""
+    armed = [True]
+
+    def interrupt(*_: object) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        armed[0] = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return False

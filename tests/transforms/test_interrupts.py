@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 import anabranch as ab
 from anabranch import transforms
 from tests.property.faults import left_open
-from tests.transforms.interrupting import Interrupting
+from tests.transforms.interrupting import Interrupting, interrupted_by_a_signal
 
 # an interrupt in a callback of the garbage collector is reported, and lost
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -232,3 +234,45 @@ def test_a_structural_write_that_is_interrupted_is_seen_by_planned_calls_if_it_w
         if not interrupting.raised:
             break
     assert place >= 2
+
+
+class Several(ab.Module):
+    def __init__(self) -> None:
+        self.many = [ab.Variable(jnp.array(0)) for _ in range(6)]
+        self.array, self.held = jnp.array(0), {"a": jnp.array(0)}
+
+    def count(self) -> None:
+        for v in self.many:
+            v.value = v.value + 1
+        self.array = self.array + 1
+        self.held["a"] = self.held["a"] + 1
+
+    def counts(self) -> set[int]:
+        return {int(x) for x in (*[v.value for v in self.many], self.array, self.held["a"])}
+
+
+def test_real_signals_tear_no_planned_call_and_no_turn_is_kept():
+    """While another thread writes objects of its own."""
+    model, other = Several(), Several()
+    call, beside = transforms.jit(Several.count), transforms.jit(Several.count)
+    for _ in range(10):
+        call(model)
+    done, calls = threading.Event(), [0]
+
+    def write() -> None:
+        while not done.is_set():
+            beside(other)
+            calls[0] += 1
+
+    thread, chance, came = threading.Thread(target=write), random.Random(0), 0
+    thread.start()
+    try:
+        for _ in range(1500):
+            came += interrupted_by_a_signal(lambda: call(model), chance.uniform(1e-6, 3e-4))
+            assert len(model.counts()) == 1
+    finally:
+        done.set()
+        thread.join(60)
+    assert came > 0
+    assert other.counts() == {calls[0]}
+    assert left_open() == []

@@ -23,7 +23,7 @@ WORD = sizeof(c_size_t)
 """The bytes of a reference, or another number."""
 
 
-class _Memory:
+class _AllMemory:
     """All of it, from some address on; no more is touched than what is read."""
 
     def __init__(self, first: int, dtype: str) -> None:
@@ -53,7 +53,7 @@ class Words(NamedTuple):
 def words_at(addresses: Sequence[int], *, references: bool = False) -> Words:
     """Return the words at some addresses; those that are no references are read as numbers."""
     first = min(addresses)
-    take = np.asarray(_Memory(first, "|O" if references else f"<u{WORD}")).take
+    take = np.asarray(_AllMemory(first, "|O" if references else f"<u{WORD}")).take
     return Words(take, np.array([(address - first) // WORD for address in addresses]))
 
 
