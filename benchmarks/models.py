@@ -257,20 +257,11 @@ def _written(nodes: tuple[Any, ...]) -> list[Any]:
     return found
 
 
-def on_leaves(
-    function: Callable[..., Any], leaves: list[Any], written: list[int], rest: tuple[Any, ...] = ()
-) -> Step:
-    """Return the step of bare JAX: a function of flat leaves that returns those it writes."""
+def on_leaves(function: Callable[..., Any], leaves: list[Any]) -> Step:
+    """Return the step of bare JAX: a function of flat leaves that returns the first one anew."""
     called = jax.jit(function)
-    if len(written) == 1:
-        (only,) = written
 
-        def call() -> None:
-            leaves[only] = called(*leaves, *rest)
-    else:
+    def call() -> None:
+        leaves[0] = called(*leaves)
 
-        def call() -> None:
-            for i, leaf in zip(written, called(*leaves, *rest), strict=True):
-                leaves[i] = leaf
-
-    return Step(call, lambda: leaves[written[0]])
+    return Step(call, lambda: leaves[0])

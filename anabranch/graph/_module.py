@@ -124,15 +124,23 @@ class Module(_WithDict):
         return sorted({*dir(type(self)), *attributes_of(self)})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not owns(_token_of(self)):
+        token = _token_of(self)
+        if not owns(token):
             refuse(self, f"set attribute {name!r}")
         old = attributes_of(self).get(name, _ABSENT)
-        if old is value or (_is_array(old) and _is_array(value)):
+        is_told = old is not value and not (_is_array(old) and _is_array(value))
+        if not is_told or type(token) is weakref.ref:
             _set(self, name, value)
             return
-        tell_of_write(self)  # first, so that no interrupt can prevent it
+        # `tell_of_write`, written out: first, so that no interrupt can prevent it
+        STRUCTURE.stamp = object()
+        if (watchers := _watchers_of(self)) is not None:
+            tell(watchers)
         _set(self, name, value)
-        tell_of_write(self)  # and again, for those who have begun to watch in between
+        # and again, for those who have begun to watch in between
+        STRUCTURE.stamp = object()
+        if (watchers := _watchers_of(self)) is not None:
+            tell(watchers)
 
     def __delattr__(self, name: str) -> None:
         if not owns(_token_of(self)):

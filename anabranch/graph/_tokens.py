@@ -113,6 +113,8 @@ def trace_of(token: Any) -> Any:
 
 def owns(token: Any) -> bool:
     """Tell whether a token belongs to the current trace."""
+    if token is _ROOT and _jax.current_trace() is _ROOT and not _OPEN:
+        return True
     trace = _current_trace()
     if _OPEN:
         level = _LEVELS.of(trace)

@@ -85,15 +85,24 @@ def flat(depth: int) -> tuple[list[Any], ...]:
 
 def bare(depth: int) -> Step:
     """Return the step on flat leaves."""
-    parts = flat(depth)
+    parts, data = flat(depth), batch()
     leaves = [x for part in parts for x in part]
     written = [0, len(parts[0]), len(leaves) - 2, len(leaves) - 1]
 
     def function(*arguments: Any) -> Any:
-        model, optimiser, total, seen = [arguments[i] for i in written]
-        return model + 1, optimiser + 1, total + arguments[-1].sum(), seen + 1
+        model, optimiser, metric, seen = [arguments[i] for i in written]
+        total = arguments[-1].sum()
+        return model + 1, optimiser + 1, metric + total, seen + 1, total
 
-    return models.on_leaves(function, leaves, written, (batch(),))
+    called = jax.jit(function)
+
+    def call() -> Any:
+        *new, total = called(*leaves, data)
+        for i, leaf in zip(written, new, strict=True):
+            leaves[i] = leaf
+        return total
+
+    return Step(call, lambda: leaves[0])
 
 
 def _nnx_jit(**options: Any) -> Callable[..., Any]:

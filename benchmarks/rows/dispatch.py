@@ -63,7 +63,7 @@ class _Plain:
 
 def bare(depth: int, *, elsewhere: bool = False) -> Step:
     """Return the step on flat leaves."""
-    step = models.on_leaves(lambda *leaves: leaves[0] + 1, models.leaves_of(depth), [0])
+    step = models.on_leaves(lambda *leaves: leaves[0] + 1, models.leaves_of(depth))
     if not elsewhere:
         return step
     other, call = _Plain(), step.call

@@ -91,7 +91,7 @@ def _calls(size: int) -> dict[str, Callable[[], Step]]:
 
     def bare() -> Step:
         arrays = jax.device_put([np.int32(i) for i in range(size)])
-        return models.on_leaves(lambda *leaves: leaves[0] + 1, arrays, [0])
+        return models.on_leaves(lambda *leaves: leaves[0] + 1, arrays)
 
     makers = models.on_nodes(lambda library: function, make)
     return {name: makers[name] for name in (OURS, NNX, NNX_TREE)} | {BARE: bare}
