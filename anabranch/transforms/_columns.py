@@ -12,9 +12,10 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from anabranch.graph import _classify, _kinds, _module, _static
+from anabranch.transforms._rows import Rows
 from anabranch.transforms._source import Source
 
-LONG = 8
+LONG = 10
 """Children of one form from which on they are read by columns."""
 _DEPTH = 16
 _LEAF, _STATIC, _IDENTICAL = "leaf", "static", "identical"
@@ -117,7 +118,7 @@ class Columns:
 
     def __init__(self, source: Source, name: str, rows: Sequence[Any], *, numbers: bool) -> None:
         self._source = source
-        source.names.update(chain=chain.from_iterable, dict_values=dict[Any, Any].values)
+        source.names["chain"] = chain.from_iterable
         self.lists: list[str] = []  # of nodes
         ((self.leaves, self.nodes),) = self._compare(name, rows, 1, numbers=numbers)
 
@@ -170,19 +171,14 @@ class Columns:
         self, columns: Sequence[Column], values: Sequence[Any], kind: Any, *, numbers: bool
     ) -> list[Part]:
         """Compare rows of dictionaries, or of objects with attributes."""
-        source, name = self._source, columns[0].name
-        source.unless(f"[*map(type, {name})] == {source.constant([*map(type, values)])}")
-        attributes, held = name, [x if kind is _kinds.DICT else vars(x) for x in values]
-        if kind is not _kinds.DICT:
-            attributes = source.fresh()
-            source.add(f"{attributes} = [x.__dict__ for x in {name}]")
-        source.unless(f"[*map(len, {attributes})] == {source.constant([*map(len, held)])}")
-        source.unless(f"[*chain({attributes})] == {source.constant([*chain.from_iterable(held)])}")
+        source, name, every = self._source, columns[0].name, self._source.fresh()
+        held = [x if kind is _kinds.DICT else vars(x) for x in values]
+        rows = Rows(values, held, are_dictionaries=kind is _kinds.DICT)
+        source.add(f"{every} = {source.constant(rows.read)}({name})")
+        source.unless(f"{every} is not None")
         sizes = [len(part) for part in held[: len(columns)]]
         children = [x for part in held for x in part.values()]
-        parts = self._split(
-            f"map(dict_values, {attributes})", children, sum(sizes), numbers=numbers
-        )
+        parts = self._compare(every, children, sum(sizes), numbers=numbers) if children else []
         if kind is not _kinds.FROZEN:
             self.lists.append(name)
         found: list[Part] = []
@@ -201,9 +197,7 @@ class Columns:
         if not width:
             return []
         every = source.fresh()
-        source.add("try:")
-        source.add(f"{every} = [*chain({expression})]", 2)
-        source.add("except RuntimeError: return AGAIN")  # somebody is writing one
+        source.add(f"{every} = [*chain({expression})]")
         source.unless(f"len({every}) == {len(children)}")
         return self._compare(every, children, width, numbers=numbers)
 

@@ -128,10 +128,12 @@ class _Follower:
         named = f"len(kwargs) == {len(kwargs)}" if kwargs else "not kwargs"
         source.unless(f"len(args) == {len(args)} and {named}")
         arguments = Arguments(source, self._shared())
+        start = len(source.lines)
         self._take_function(arguments, head)
         self._take_arguments(arguments, static, args, kwargs)
         self._guard(arguments)
         self._read(arguments)
+        source.guard(start)
         self._call()
         Ending(self, arguments).add()
         return source.compile()
@@ -234,6 +236,7 @@ class _Follower:
         if self.plan.order is not None:
             self.places = [self.places[i] for i in self.plan.order]
             self.inputs = arguments.inputs(self.places)
+        arguments.check_all()
         others = [f"s{i}.ids" for i in range(len(self.segments))]
         constants = self.plan.constants
         arguments.check_nodes([*others, source.constant(constants)] if constants else others)

@@ -117,9 +117,7 @@ class Reading:
         """Compare all that nodes refer to, and return the values of the Variables."""
         source, now = self.source, [self.source.fresh() for _ in visit.kept]
         pairs = [(name, source.fresh()) for name in compress(now, visit.kept)]
-        source.add("try:")
-        source.add(f"[{', '.join(now)}] = get_referents(*{self._name}.visit.visited)", 2)
-        source.add("except ValueError: return AGAIN")
+        source.add(f"[{', '.join(now)}] = get_referents(*{self._name}.visit.visited)")
         if pairs:
             source.add(f"[{', '.join([then for _, then in pairs])}] = {self._name}.visit.snapshot")
             source.unless(" and ".join([f"{now} is {then}" for now, then in pairs]))
@@ -159,9 +157,7 @@ class Reading:
             ]
             pairs.append(f"({', '.join(targets or ['()', '()'])})")
             same += [f"{now} is {then}" for now, then in names]
-        source.add("try:")
-        source.add(f"{', '.join(pairs)}, = {self._name}.lists", 2)
-        source.add("except ValueError: return AGAIN")  # one of them has another length
+        source.add(f"{', '.join(pairs)}, = {self._name}.lists")
         if same:
             source.unless(" and ".join(same))
 
@@ -178,9 +174,7 @@ class Reading:
         if not own.records_names:
             source.unless(f"[*{attributes}] == {self._name}.own.names")
         source.unless(f"type({self.root}) is {source.constant(own.cls)}")
-        source.add("try:")
-        source.add(f"{''.join([f'{now}, ' for now, _ in pairs])} = {attributes}.values()", 2)
-        source.add("except (ValueError, RuntimeError): return AGAIN")
+        source.add(f"{''.join([f'{now}, ' for now, _ in pairs])} = {attributes}.values()")
         source.add(f"{''.join([f'{then}, ' for _, then in pairs])} = {self._name}.own.values")
         compared = [pair for i, pair in enumerate(pairs) if i not in own.left_out]
         if compared:
@@ -198,10 +192,8 @@ class Reading:
         loose = [(source.fresh(), each) for each in places.loose]
         every = [(f"trees[{i}]", name) for i, (name, _) in enumerate(found)]
         every += [(f"loose[{i}].place", name) for i, (name, _) in enumerate(loose)]
-        source.add("try:")
         for expression, name in every:
-            source.add(f"{name} = {self._name}.places.{expression}.get()", 2)
-        source.add("except LookupError: return AGAIN")
+            source.add(f"{name} = {self._name}.places.{expression}.get()")
         trees = [_tree_in(place) for _, place in found]
         if jax.tree.structure(trees) != places.treedef:
             raise Unplannable

@@ -24,6 +24,16 @@ class Source:
         """Go the general way unless a condition holds."""
         self.add(f"if not ({condition}): return AGAIN")
 
+    def guard(self, start: int) -> None:
+        """Go the general way if one of the lines from `start` on fails.
+
+        They fail where somebody writes what they read, or where it has another length than the
+        names that it is unpacked to.
+        """
+        lines = [f"    {line}" for line in self.lines[start:]]
+        self.lines[start:] = ["    try:", *lines]
+        self.add("except (LookupError, ValueError, RuntimeError): return AGAIN")
+
     def fresh(self, prefix: str = "a") -> str:
         """Return the name of a new variable."""
         self._count += 1

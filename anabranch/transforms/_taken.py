@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -30,13 +30,13 @@ from anabranch.transforms._opened import contents_of, static_of
 from anabranch.transforms._places import spine_of
 from anabranch.transforms._sharing import Sharing
 from anabranch.transforms._source import Source
-from anabranch.transforms._trees import statics_of, tree_of
+from anabranch.transforms._trees import is_large, statics_of, tree_of
 from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._words import ids_in
 
 _LINES = 20000  # of source; longer ones take long to compile
-_LARGE = 24  # tuples and what they hold
 _FEW = 4  # elements of a list that are named one by one
+_SOME = 12  # arrays, beyond which their types are compared at once
 _MANY = 16  # ids, from which on their bytes are read faster
 
 
@@ -57,6 +57,8 @@ class Arguments:
         self._listed: list[str] = []  # the same, as they are written in a list
         self.children: dict[str, Sequence[str]] = {}  # of nodes: the names of what they hold
         self.plain: set[str] = set()  # the names of nodes with all attributes in `__dict__`
+        self._arrays: dict[bool, list[tuple[str, Any]]] = {False: [], True: []}  # to be compared
+        self._named: list[tuple[str, list[str]]] = []  # attributes, and their names
         self._attached: list[tuple[str, str]] = []  # names of arguments, and what they have to be
         self._first: dict[int, str] = {}  # the names of nodes by id
         self._num_repeated = 0
@@ -77,7 +79,7 @@ class Arguments:
                 self.add_root(f"{source.constant(weakref.ref(root))}()")
             return
         if rule is _classify.LEAF or (rule is _classify.NUMBER and numbers):
-            source.unless(f"type({name}) in {source.constant(leaf_types(numbers))}")
+            self._arrays[numbers].append((name, x))
             self.leaves.append(name)
         elif isinstance(rule, Kind) and rule.is_root:
             source.unless(f"id({name}) == {id(x)}")
@@ -193,9 +195,7 @@ class Arguments:
             {},
         )
         if conditions:
-            source.add("try:")
-            source.add(f"if not ({' and '.join(conditions)}): return AGAIN", 2)
-            source.add("except (LookupError, ValueError, RuntimeError): return AGAIN")
+            source.unless(" and ".join(conditions))
         return names
 
     def _take_function(self, name: str, x: types.FunctionType) -> None:
@@ -281,7 +281,7 @@ class Arguments:
         attributes = source.fresh()
         source.unless(f"type({name}) is {source.constant(cls)}")
         source.add(f"{attributes} = {name}.__dict__")
-        source.unless(f"[*{attributes}] == {source.constant([*vars(x)])}")
+        self._named.append((attributes, [*vars(x)]))
         if _classify.RULES[cls] is _kinds.OBJECT:
             self.add_node(name)
             self.plain.add(name)
@@ -308,7 +308,7 @@ class Arguments:
         if type(x) is State and {*map(type, x.leaves)} <= leaf_types(numbers):
             self._take_state(name, x, numbers=numbers)
             return
-        if not isinstance(x, tuple) or _is_large(x):
+        if not isinstance(x, tuple) or is_large(x):
             tree = tree_of(x, leaf_types(numbers))
         if tree is not None:
             leaves, found = source.fresh(), source.fresh()
@@ -381,6 +381,28 @@ class Arguments:
         if leaves is not None:
             self.add_leaves(leaves, len(columns.leaves) * len(rows))
 
+    def check_all(self) -> None:
+        """Compare the types of arrays and the names of attributes, which were left for the end.
+
+        How many attributes there are of each object has been seen when they were unpacked.
+        """
+        source = self.source
+        for numbers, arrays in self._arrays.items():
+            names, held = [name for name, _ in arrays], [x for _, x in arrays]
+            if len(arrays) > _SOME:
+                every = source.fresh()
+                source.add(f"{every} = ({', '.join(names)})")
+                source.unless(have_types(source, every, held, numbers=numbers))
+            elif arrays:
+                types = source.constant(leaf_types(numbers))
+                source.unless(" and ".join([f"type({name}) in {types}" for name in names]))
+            arrays.clear()
+        if self._named:
+            found = ", ".join([f"*{attributes}" for attributes, _ in self._named])
+            known = [name for _, names in self._named for name in names]
+            source.unless(f"[{found}] == {source.constant(known)}")
+            self._named.clear()
+
     def check_shared(self, sharing: Sharing | None) -> None:
         """Compare the arguments that hang on a Module, when the segments are known."""
         attached, repeated = sharing[:2] if sharing is not None else ((), ())
@@ -424,14 +446,3 @@ def split_name(leaf: str) -> tuple[str, int]:
 def _is_frozen(x: Any) -> bool:
     parameters: Any = getattr(type(x), "__dataclass_params__", None)
     return parameters is not None and parameters.frozen
-
-
-def _is_large(x: Any) -> bool:
-    """Tell whether JAX takes a tree apart faster than lines of Python."""
-    pending, seen = [x], 0
-    while pending and seen < _LARGE:
-        seen += 1
-        value = pending.pop()
-        if isinstance(value, tuple):
-            pending += cast("Iterable[Any]", value)
-    return seen >= _LARGE

@@ -8,8 +8,8 @@ which 1 and True are the same: where that matters they are compared by type, too
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import jax
 
@@ -21,6 +21,8 @@ from anabranch.graph._pytrees import PytreeKind, static_part
 
 CONTAINERS = {list: _kinds.LIST, dict: _kinds.DICT}
 """Those that JAX takes apart, too; they have identity."""
+
+_LARGE = 24  # tuples and what they hold
 
 
 def is_tree(kind: Kind) -> bool:
@@ -181,3 +183,14 @@ def leaves_below(entries: Entries, edge: Edge) -> list[int]:
         else:
             pending += [e for e in reversed(entries(at).edges) if type(e) is int]
     return leaves
+
+
+def is_large(x: Any) -> bool:
+    """Tell whether JAX takes a tree apart faster than lines of Python."""
+    pending, seen = [x], 0
+    while pending and seen < _LARGE:
+        seen += 1
+        value = pending.pop()
+        if isinstance(value, tuple):
+            pending += cast("Iterable[Any]", value)
+    return seen >= _LARGE

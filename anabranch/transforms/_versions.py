@@ -5,7 +5,7 @@ CPython counts what happens to dictionaries, and each of them has the count of i
 no other way to it from Python. Where numbers do not change as they should, by a trial when this
 module is imported, dictionaries are compared on every call.
 
-The attributes of an object may be written beside its dictionary; this is for others.
+The attributes of an object may be written beside its dictionary, from CPython 3.13 on.
 """
 
 from __future__ import annotations
@@ -42,7 +42,14 @@ def _are_told() -> bool:
         tried.popitem,
         tried.clear,
     )
-    cell = c_uint64.from_address(version_address(tried))
+    obj = _Tried()
+    obj.__dict__ = {"first": 1}
+    return _is_told(tried, writes) and _is_told(vars(obj), _attribute_writes(obj))
+
+
+def _is_told(dictionary: dict[Any, Any], writes: Sequence[Callable[[], Any]]) -> bool:
+    """Tell whether each of some writes changes the number of a dictionary."""
+    cell = c_uint64.from_address(version_address(dictionary))
     seen = {cell.value}
     for write in writes:
         write()
@@ -50,8 +57,36 @@ def _are_told() -> bool:
     return len(seen) == 1 + len(writes)
 
 
+class _Tried:
+    first: Any
+
+
+def _attribute_writes(obj: _Tried) -> Sequence[Callable[[], Any]]:
+    """Return writes of all attributes of an object, as often as makes Python do it faster."""
+
+    def write() -> None:
+        obj.first = []
+
+    def delete() -> None:
+        del obj.first
+
+    return [*[write] * 100, delete, write, delete, *[write] * 10]
+
+
 ARE_TOLD = _are_told()
 """Whether the numbers may be used."""
+
+
+def _are_attributes_told() -> bool:
+    if not ARE_TOLD:
+        return False
+    obj = _Tried()
+    obj.first = 1
+    return _is_told(vars(obj), _attribute_writes(obj))
+
+
+ATTRIBUTES_ARE_TOLD = _are_attributes_told()
+"""Whether those of the dictionaries with the attributes of objects may be."""
 
 
 class Contents:

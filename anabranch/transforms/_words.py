@@ -70,24 +70,32 @@ def refer_to(addresses: Sequence[int], objects: Sequence[Any]) -> bool:
     return words_at(addresses).as_bytes() == ids.tobytes()
 
 
-_address_at = c_size_t.from_address
-_ELEMENTS = list.__basicsize__ - 2 * WORD
+address_at: Callable[[int], Any] = c_size_t.from_address
+"""Return the number at an address, as its `value`."""
+
+ELEMENTS = list.__basicsize__ - 2 * WORD
 """Where in a list the address of the elements is; how many have room comes last."""
 
 
-def ids_of(items: list[Any], count: int) -> Any:
-    """Return the memory with the ids of what a list of so many elements holds; `raw` is its bytes.
+def ids_at(count: int) -> Callable[[int], Any]:
+    """Return what reads so many ids at an address; `raw` of what it returns is their bytes.
 
-    It is the memory of the list, to be read before the list changes or dies.
+    Of a list, `ids_at(len(items))(address_at(id(items) + ELEMENTS).value)` is the memory with the
+    ids of what it holds, to be read before the list changes or dies.
     """
-    return (c_char * (WORD * count)).from_address(_address_at(id(items) + _ELEMENTS).value)
+    return (c_char * (WORD * count)).from_address
+
+
+def ids_of(items: list[Any], count: int) -> Any:
+    """Return the memory with the ids of what a list of so many elements holds."""
+    return ids_at(count)(address_at(id(items) + ELEMENTS).value)
 
 
 def ids_in(source: Source, name: str, count: int) -> str:
     """Return an expression for that, where a variable holds the list."""
-    read = source.constant((c_char * (WORD * count)).from_address)
-    source.names.update(address_at=_address_at, id=id)
-    return f"{read}(address_at(id({name}) + {_ELEMENTS}).value)"
+    read = source.constant(ids_at(count))
+    source.names.update(address_at=address_at, id=id)
+    return f"{read}(address_at(id({name}) + {ELEMENTS}).value)"
 
 
 class _Tried:
