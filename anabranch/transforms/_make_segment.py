@@ -193,7 +193,8 @@ class _Maker:
                 type(obj), kind, every, values, arrays, left_out, kind.records_names(obj)
             )
         else:
-            self.segment.visit.add(obj, attributes, records_names=kind.records_names(obj))
+            records = kind.records_names(obj)
+            self.segment.visit.add_object(obj, attributes, records_names=records)
             self._add_places(index, attributes, [*map(key_value, names)], leaves)
 
     def _add_places(
@@ -231,7 +232,7 @@ class _Maker:
             attributes = _get(obj, "__dict__")
         except AttributeError:  # it has no attributes, and cannot have any
             return
-        self.segment.visit.add(obj, attributes)
+        self.segment.visit.add_object(obj, attributes)
         self._add_places(index, attributes, self.flat.contents[index][1], leaves)
 
     def _add_opened(

@@ -44,12 +44,16 @@ class Reading:
 
     def add(self) -> list[str]:
         """Add the lines, and return the names of the leaves, in the order of the walk."""
-        segment, names = self.segment, list[str]()
+        source, segment, names = self.source, self.segment, list[str]()
         if segment.variables:
             names += self._read_variables()
+        shown = segment.visit.root
+        if segment.own is not None and shown is not None and shown.dictionary is not None:
+            source.names["id"] = id
+            source.unless(f"id({self._attributes(segment.own)}) == {shown.dictionary}")
         if segment.visit:
             names += self._visit()
-        if segment.own is not None:
+        if segment.own is not None and shown is None:
             names += self._compare_attributes(segment.own)
         if segment.places.arrays:
             names += self._read_by(f"{self._name}.places.read_arrays()", len(segment.places.arrays))
@@ -161,16 +165,24 @@ class Reading:
         if same:
             source.unless(" and ".join(same))
 
+    def _attributes(self, own: Attributes) -> str:
+        """Return the name of the attributes of the root."""
+        attributes = self.source.fresh()
+        held = f"{self.source.constant(own.kind.attributes)}({self.root})"
+        if has_plain_attributes(self.segment.root()):
+            held = f"{self.root}.__dict__"
+        self.source.add(f"{attributes} = {held}")
+        return attributes
+
     def _compare_attributes(self, own: Attributes) -> list[str]:
         """Compare the attributes of a root that cannot report a write; return the arrays."""
         source, count = self.source, len(own.arrays)
         if len(own.names) > _ELEMENTS:
             return self._read_by(f"{self._name}.own.read({self.root})", count)
-        attributes, pairs = source.fresh(), [(source.fresh(), source.fresh()) for _ in own.names]
-        held = f"{source.constant(own.kind.attributes)}({self.root})"
-        if has_plain_attributes(self.segment.root()):
-            held = f"{self.root}.__dict__"
-        source.add(f"{attributes} = {held}")
+        attributes, pairs = (
+            self._attributes(own),
+            [(source.fresh(), source.fresh()) for _ in own.names],
+        )
         if not own.records_names:
             source.unless(f"[*{attributes}] == {self._name}.own.names")
         source.unless(f"type({self.root}) is {source.constant(own.cls)}")

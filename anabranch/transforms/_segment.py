@@ -12,6 +12,7 @@ and compared.
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 import weakref
@@ -22,6 +23,7 @@ from anabranch.graph import _classify
 from anabranch.graph._kind import Kind, is_same
 from anabranch.graph._watchers import Memory, Watcher
 from anabranch.transforms._places import Places
+from anabranch.transforms._slots import Root, shown_by_root
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._visit import Visit
 from anabranch.transforms._watch import Watch
@@ -66,9 +68,19 @@ class Attributes(NamedTuple):
     left_out: list[int]  # those, and those that lead to the plans of the root
     records_names: bool  # see `Kind`
 
+    def of(self, root: Any) -> dict[str, Any]:
+        """Return the attributes of a root."""
+        attributes: Any = self.kind.attributes(root)
+        return attributes
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether no attribute holds something that a call replaces."""
+        return all(self.names[i] in self.kind.bookkeeping for i in self.left_out)
+
     def read(self, root: Any) -> list[Any] | None:
         """Return the arrays in it, or None if it has changed."""
-        attributes: Any = self.kind.attributes(root)
+        attributes = self.of(root)
         if type(root) is not self.cls or not (self.records_names or [*attributes] == self.names):
             return None
         now = [*attributes.values()]
@@ -77,6 +89,11 @@ class Attributes(NamedTuple):
             now[i] = None
         same = len(now) == len(self.values) and all(map(operator.is_, now, self.values))
         return arrays if same and (not arrays or are_arrays(arrays)) else None
+
+    def is_held_by(self, reference: weakref.ref[Any]) -> bool:
+        """Tell whether a root has not changed."""
+        root = reference()
+        return root is not None and self.read(root) is not None
 
 
 class Segment(Watcher):
@@ -108,13 +125,20 @@ class Segment(Watcher):
 
     def finish(self) -> None:
         """Work out what is needed to compare."""
-        self.visit.finish()
+        self.visit.finish(self._shown_by_root())
         if self.functions:
             self.watch = Watch(self.functions)
         self.has_more = any(map(bool, (self.opened, self.functions, self.constants)))
         reads_more = self.has_more or self.places or self.order
         self._reads_variables = not reads_more and self.own is None
         self.lists = self.visit.lists(_FEW)
+
+    def _shown_by_root(self) -> Root | None:
+        own, root = self.own, self.root()
+        if own is None or root is None or not own.is_fixed:
+            return None
+        is_same = functools.partial(own.is_held_by, self.root)  # refers to no segment
+        return shown_by_root(root, own.of(root), own.left_out, is_same)
 
     def read(self, root: Any, metadata: bool, nodes: list[Any]) -> Sequence[Any] | None:
         """Return the leaves, or None if the structure has changed.
@@ -127,6 +151,10 @@ class Segment(Watcher):
         if not self.fresh or self.root() is not root or not (metadata or self.has_metadata()):
             return None
         leaves = [*self.memory.read()]
+        shown = self.visit.root
+        held = None if self.own is None else self.own.of(root)  # it stays alive
+        if shown is not None and shown.dictionary not in (None, id(held)):
+            return None
         if self.visit:
             values = self.visit.read()
             if values is None:

@@ -17,6 +17,9 @@ from ctypes import c_uint64, sizeof
 from itertools import chain
 from typing import Any
 
+_MANAGED = 1 << 4
+"""The flag of classes whose objects have a dictionary that Python itself takes care of."""
+
 _VERSION = object.__basicsize__ + sizeof(c_uint64)
 """Where in a dictionary the number is: after how many elements there are."""
 
@@ -24,6 +27,16 @@ _VERSION = object.__basicsize__ + sizeof(c_uint64)
 def version_address(dictionary: dict[Any, Any]) -> int:
     """Return where the number of a dictionary is, as long as the dictionary is alive."""
     return id(dictionary) + _VERSION
+
+
+_DICTIONARY = -3 * sizeof(c_uint64)
+"""Where the address of its dictionary is, in an object that shows its attributes by versions."""
+
+
+def dictionary_address(obj: Any) -> int | None:
+    """Return where an object refers to the dictionary with its attributes; None if not there."""
+    cls: Any = type(obj)
+    return id(obj) + _DICTIONARY if cls.__flags__ & _MANAGED else None
 
 
 def _are_told() -> bool:
@@ -82,7 +95,13 @@ def _are_attributes_told() -> bool:
         return False
     obj = _Tried()
     obj.first = 1
-    return _is_told(vars(obj), _attribute_writes(obj))
+    at = dictionary_address(obj)
+    if at is None or not _is_told(vars(obj), _attribute_writes(obj)):
+        return False
+    cell, held = c_uint64.from_address(at), vars(obj)
+    is_shown = cell.value == id(held)
+    obj.__dict__ = {}
+    return is_shown and cell.value == id(vars(obj)) != id(held)
 
 
 ATTRIBUTES_ARE_TOLD = _are_attributes_told()

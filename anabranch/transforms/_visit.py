@@ -26,12 +26,12 @@ import numpy as np
 from anabranch.graph import _classify
 from anabranch.graph._kind import Cell
 from anabranch.transforms._result import picker
-from anabranch.transforms._slots import slots_of
+from anabranch.transforms._slots import Root, Shown, Slots, shown_by, slots_of
 from anabranch.transforms._versions import Dictionaries
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._words import WORD, ids_of
 
-_MANY = 12  # Variables; more are read in memory
+_MANY = 6  # Variables; more are read in memory
 _FEW = 40  # arrays that are left out; from then on NumPy is faster
 
 
@@ -45,6 +45,7 @@ class Visit:
     def __init__(self) -> None:
         self.variables: list[Any] = []
         self._cell: Cell | None = None  # how one of them is read
+        self._with_attributes: list[tuple[Any, dict[str, Any], bool]] = []  # keeps them alive
         self._objects: list[Any] = []
         self._sized: list[Any] = []
         self._named: list[Iterable[Any]] = []
@@ -61,35 +62,43 @@ class Visit:
             raise Unplannable
         self.variables.append(variable)
 
-    def add(self, *objects: Any, records_names: bool = False) -> None:
-        """Add nodes: lists, dictionaries, objects with attributes.
-
-        Arguments:
-            objects: the nodes.
-            records_names: they refer to something that is replaced when a name changes.
-        """
+    def add(self, *objects: Any) -> None:
+        """Add lists and dictionaries."""
         for obj in objects:
             self._objects.append(obj)
-            if records_names:
-                continue
             if isinstance(obj, (list, deque, dict)):
                 self._sized.append(obj)
             if isinstance(obj, dict):
                 self._named.append(cast("Any", obj))
 
+    def add_object(
+        self, obj: Any, attributes: dict[str, Any], *, records_names: bool = False
+    ) -> None:
+        """Add an object with attributes.
+
+        Arguments:
+            obj: the object.
+            attributes: its dictionary.
+            records_names: it refers to something that is replaced when a name changes.
+        """
+        self._with_attributes.append((obj, attributes, records_names))
+
     def leave_out(self, tree: Any) -> None:
         """Leave out a tree of arrays, which is read like an array."""
         self._trees.add(id(tree))
 
-    def finish(self) -> None:
+    def finish(self, root: Root | None = None) -> None:
         """Remember what they refer to now.
+
+        Arguments:
+            root: what shows what is above them.
 
         Raises:
             Unplannable: a visit does not tell the parts of a Variable apart.
         """
         cell, variables = self._cell, self.variables
-        self.slots = slots_of(cell, variables) if cell and len(variables) > _MANY else None
-        """The Variables, if they are many; they are not visited then."""
+        self.slots = self._find_slots(root)
+        """The Variables, if they are many, and what is around them; these are not visited then."""
         values: list[int] = []
         metadata: list[Any] = []
         total = 0
@@ -117,6 +126,28 @@ class Visit:
         self._names = [*chain.from_iterable(self._named)]
         self._sizes = [*map(len, self._sized)]
 
+    def _find_slots(self, root: Root | None) -> Slots | None:
+        """Find the slots of many Variables; let what they do not show be visited."""
+        cell, variables, rest = self._cell, self.variables, self._with_attributes
+        slots: Slots | None = None
+        if cell is not None and len(variables) > _MANY:
+            shown = [self._shown_by(obj, attributes) for obj, attributes, _ in rest]
+            around = [found for found in shown if found is not None]
+            slots = slots_of(cell, variables, around, root)
+            if slots is not None:
+                rest = [each for each, found in zip(rest, shown, strict=True) if not found]
+        for obj, attributes, records_names in rest:
+            if records_names:
+                self._objects += [obj, attributes]
+            else:
+                self.add(obj, attributes)
+        return slots
+
+    def _shown_by(self, obj: Any, attributes: dict[str, Any]) -> Shown | None:
+        if any(is_array(x) or id(x) in self._trees for x in attributes.values()):
+            return None  # they are written without a change of the structure
+        return shown_by(obj, attributes)
+
     def _find_values(self, cell: Cell) -> tuple[list[int], int]:
         """Return where a visit of the Variables meets their values, and how much it meets."""
         places: list[int] = []
@@ -131,7 +162,12 @@ class Visit:
         return places, total
 
     def __bool__(self) -> bool:
-        return bool(self.variables or self._objects)
+        return bool(self.variables or self._objects or self._with_attributes)
+
+    @property
+    def root(self) -> Root | None:
+        """What shows what is above the Variables, if their slots are read along with it."""
+        return None if self.slots is None else self.slots.root
 
     def read(self) -> Sequence[Any] | None:
         """Return the values of the Variables, or None if something is not what it was."""

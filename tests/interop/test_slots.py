@@ -147,6 +147,150 @@ def test_a_compiled_call_sees_each_change(
     assert [int(v[...]) for v in model.items] == [101 if i == 9 else i + 21 for i in range(count)]
 
 
+class Part(nnx.Module):
+    def __init__(self, depth: int) -> None:
+        self.param, self.mode, self.other = nnx.Param(jnp.array(0)), "a", 1
+        if depth:
+            self.parts = nnx.List([Part(depth - 1) for _ in range(3)])
+
+
+class OtherPart(Part):
+    """Of the same form."""
+
+
+def parts_of(model: Any) -> list[Any]:
+    found = [model]
+    for part in found:
+        found += getattr(part, "parts", ())
+    return found
+
+
+def described(model: Any) -> list[Any]:
+    """Return what is to be seen of objects, but for values of Variables."""
+    index: dict[int, int] = {}
+    return [
+        (
+            type(part).__name__,
+            type(part.mode).__name__,
+            part.mode,
+            index.setdefault(id(part.param), len(index)),
+            [name for name in vars(part) if not name.startswith("_")],
+        )
+        for part in parts_of(model)
+    ]
+
+
+def share(part: Any) -> None:
+    part.parts[0].param = part.parts[1].param
+
+
+def put_again(part: Any) -> None:
+    mode = part.mode
+    del part.mode
+    part.mode = mode
+
+
+def replace_attributes(part: Any) -> None:
+    held = {**vars(part), "mode": "d"}
+    object.__setattr__(part, "__dict__", held)
+
+
+AROUND: dict[str, Any] = {
+    "another value": lambda part: setattr(part, "mode", "b"),
+    "an equal one of another type": lambda part: setattr(part, "mode", True),
+    "another value, behind the back of flax": lambda part: vars(part).update(mode="c"),
+    "a new name": lambda part: setattr(part, "new", None),
+    "one less": lambda part: delattr(part, "other"),
+    "another order": put_again,
+    "other attributes": replace_attributes,
+    "another class": lambda part: setattr(part, "__class__", OtherPart),
+    "another Variable": lambda part: setattr(part, "param", nnx.Param(jnp.array(5))),
+    "a shared Variable": share,
+    "one part less": lambda part: part.parts.pop(),
+    "one part more": lambda part: part.parts.append(Part(0)),
+    "parts in another order": lambda part: part.parts.reverse(),
+}
+
+
+@pytest.mark.parametrize("absent", ["", "IS_READABLE", "HAS_TABLES", "ATTRIBUTES_ARE_TOLD"])
+@pytest.mark.parametrize("change", AROUND.values(), ids=AROUND.keys())
+def test_a_compiled_call_sees_each_change_of_what_is_around_them(
+    change: Any, absent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if absent:
+        monkeypatch.setattr(f"anabranch.transforms._slots.{absent}", False)
+
+    def look(model: Any) -> Any:
+        for i, part in enumerate(parts_of(model)):
+            part.param[...] += i
+        seen.append(described(model))
+
+    for at in (0, 2):
+        model = Part(2)
+        seen: list[Any] = []
+        step = ab.jit(look)
+        for _ in range(5):
+            step(model)
+        assert len(seen) == 1
+        change(parts_of(model)[at])
+        values = [int(part.param[...]) for part in parts_of(model)]
+        for _ in range(5):
+            step(model)
+        if change is not AROUND["parts in another order"] and (
+            change is not AROUND["another Variable"]
+        ):
+            assert seen[-1] == described(model)
+            assert len(seen) == 2
+        expected = [0] * len(values)
+        known = [part.param for part in parts_of(model)]
+        for i, variable in enumerate(known):
+            first = next(j for j, other in enumerate(known) if other is variable)
+            expected[first] += i
+        for i, variable in enumerate(known):
+            first = next(j for j, other in enumerate(known) if other is variable)
+            assert int(variable[...]) == values[i] + 5 * expected[first]
+
+
+def test_attributes_that_were_put_back_are_followed_again() -> None:
+    traces: list[None] = []
+
+    @ab.jit
+    def step(model: Any) -> None:
+        traces.append(None)
+        model.param[...] += 1
+
+    model = Part(2)
+    for i in range(20):
+        part = parts_of(model)[i % 4]
+        part.mode, part.parts[0].mode = "b", "b"
+        part.mode = part.parts[0].mode = "a"
+        if i % 4 == 0:
+            object.__setattr__(part, "__dict__", {**vars(part)})
+        step(model)
+    assert len(traces) == 1
+    model.mode = "b"
+    step(model)
+    assert len(traces) == 2
+    assert int(model.param[...]) == 21
+
+
+def test_a_model_is_freed_with_what_is_known_of_it() -> None:
+    step = ab.jit(lambda model: model.param[...].sum())
+    model = Part(2)
+    for _ in range(5):
+        step(model)
+    refs = [weakref.ref(part) for part in parts_of(model)]
+    refs += [weakref.ref(_layout.raw_value(part.param)) for part in parts_of(model)]
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        # `nnx` itself has no cycles here, and neither have we
+        assert not any(ref() is not None for ref in refs)
+    finally:
+        gc.enable()
+
+
 def test_memory_is_readable_where_there_is_one_lock() -> None:
     assert getattr(sys, "_is_gil_enabled", lambda: True)() == _words.IS_READABLE
     assert _words.offset_of(some()[0], object()) is None
