@@ -94,12 +94,13 @@ class Reading:
         source.names["get_referents"] = get_referents
         if visit.slots is None and len(visit.kept) <= _ELEMENTS:
             return self._visit_by_name(visit)
-        source.add(f"{found} = {self._name}.visit")
         if visit.slots is not None:
-            words = self._words(visit.slots.words)
-            source.unless(f"{words}.tobytes() == {found}.slots.seen or {found}.slots.are_same()")
+            words, seen = self._words(visit.slots.words), source.constant(visit.slots.seen)
+            slots = f"{self._name}.visit.slots"
+            source.unless(f"{words}.tobytes() == {seen}[0] or {slots}.are_same()")
         now = source.fresh()
         if visit.visited:
+            source.add(f"{found} = {self._name}.visit")
             source.add(f"{now} = get_referents(*{found}.visited)")
             ids = ids_in(source, now, len(visit.kept))
             pick = visit.pick_ids

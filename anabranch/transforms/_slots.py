@@ -146,19 +146,19 @@ class Slots:
         versions = () if root is None else root.versions
         self.words = words_at([*addresses, *map(version_address, told), *versions])
         """Those that do not change, and the versions of dictionaries."""
-        self.seen = self.words.as_bytes()  # before what they stand for is read
-        """What they were."""
+        self.seen = [self.words.as_bytes()]  # before what they stand for is read
+        """What they were, in a list that may be kept, since it keeps nothing else alive."""
         self._contents = Contents(told)
         self.values = words_at(values, references=True)
         """What the Variables hold."""
 
     def are_same(self) -> bool:
         """Tell whether all but the values is what it was; the root has the dictionary it had."""
-        now, size, root = self.words.as_bytes(), self._size, self.root
-        if now != self.seen:
-            if now[:size] != self.seen[:size] or not self._contents.are_same():
+        now, (seen,), size, root = self.words.as_bytes(), self.seen, self._size, self.root
+        if now != seen:
+            if now[:size] != seen[:size] or not self._contents.are_same():
                 return False
             if root is not None and not root.is_same():
                 return False
-            self.seen = now
+            self.seen[0] = now
         return True
