@@ -194,9 +194,12 @@ def _timed(step: Step, count: int, clock: Clock) -> float:
 
 
 def each_call(steps: Mapping[str, Step], calls: int, clock: Clock) -> dict[str, list[float]]:
-    """Time single calls, in turn; return the seconds of each."""
+    """Time single calls, in turn, when all is warm; return the seconds of each."""
     found: dict[str, list[float]] = {name: [] for name in steps}
     gc.collect()
+    for _ in range(_WARM):
+        for step in steps.values():
+            step.call()
     for _ in range(calls):
         for name, step in steps.items():
             found[name].append(_timed(step, 1, clock))

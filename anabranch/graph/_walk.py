@@ -161,8 +161,9 @@ class Walk:
     ) -> None:
         ids, objects, held, leaves = self.ids, self.objects, self.held, self.leaves
         rules, cells, modules, new_leaf = RULES, _CELLS, _MODULES, _table.LEAF
-        add, base, stack = self.tokens.append, self.base, list[Any]()
+        tokens, base, stack, no_metadata = self.tokens, self.base, list[Any](), NO_METADATA
         index, rest = base + len(objects), iter(values)
+        array: Any = None  # the type of the last array in a Variable: most are alike
         while True:
             for x in rest:
                 of: Any = type(x)
@@ -172,27 +173,29 @@ class Walk:
                         x = here(x, x._token)
                     value = x._value
                     inner = type(value)
-                    if (rules.get(inner) or _classify.rule_of(value)) is LEAF:
+                    if inner is array or (rules.get(inner) or _classify.rule_of(value)) is LEAF:
                         # a Variable that holds one array: the common case, closed at once
                         if inner is np.ndarray:
                             _check_dtype(value)
-                        if x._metadata is not NO_METADATA or type(x) is not of:
+                        else:
+                            array = inner
+                        if x._metadata is not no_metadata or type(x) is not of:
                             spec = spec_of(VARIABLE, type(x), VARIABLE.open(x)[0], _VALUE)
                         known = ids.setdefault(id(x), index)
                         if known != index:
-                            add(known)
+                            tokens.append(known)
                             continue
                         index += 1
                         objects.append(x)
                         leaves.append(value)
-                        add(spec)
-                        add(new_leaf)
+                        tokens.append(spec)
+                        tokens.append(new_leaf)
                         continue
                 spec = modules.get(of)
                 if spec is not None and variable is None and not OPEN:
                     known = ids.setdefault(id(x), index)
                     if known != index:
-                        add(known)
+                        tokens.append(known)
                         continue
                     attributes = attributes_of(x)
                     keys, values = (*attributes,), (*attributes.values(),)
@@ -201,7 +204,7 @@ class Walk:
                     index += 1
                     objects.append(x)
                     held[known] = values
-                    add(spec)
+                    tokens.append(spec)
                     stack.append((rest, numbers, None))
                     rest, numbers = iter(values), False
                     break
@@ -210,9 +213,9 @@ class Walk:
                     if of is np.ndarray:
                         _check_dtype(x)
                     leaves.append(x)
-                    add(new_leaf)
+                    tokens.append(new_leaf)
                 elif not isinstance(rule, Kind):
-                    add(self._end(x, rule, numbers, variable))
+                    tokens.append(self._end(x, rule, numbers, variable))
                 elif (opened := self._open(x, rule, numbers, variable)) is not None:
                     index = base + len(objects)
                     stack.append((rest, numbers, variable))
