@@ -44,13 +44,6 @@ class _Versions(NamedTuple):
         words = words_at([*map(version_address, dictionaries)])
         return cls(ids_at(count), ids_of(dictionaries, count).raw, words)
 
-    def read(self, dictionaries: list[dict[Any, Any]]) -> bytes | None:
-        """Return them as bytes, if these are the dictionaries."""
-        ids_at, ids, (take, places) = self
-        if ids_at(address_at(id(dictionaries) + ELEMENTS).value).raw != ids:
-            return None
-        return take(places).tobytes()
-
 
 class Rows:
     """Compares what objects hold with what they held, and reads it.
@@ -89,23 +82,19 @@ class Rows:
         if [*map(type, objects)] != self._classes:
             return None
         held = self._dictionaries(objects)
-        versions = self._versions
-        if versions is None:
-            found = self._compare(held)
-            if found is not None:
-                self._find_out(objects, held, found)
-            return found
-        found = get_referents(*held)  # before the versions, so that they tell of this, too
-        now = versions.read(held)
-        if now is not None and now == self._seen and len(found) == len(self._names):
-            return found
-        return self._compare_again(held, now)
-
-    def _compare_again(self, held: list[dict[Any, Any]], now: bytes | None) -> list[Any] | None:
-        """Compare names, and remember which versions have them."""
+        if self._versions is not None:
+            ids_at, ids, (take, places) = self._versions
+            if ids_at(address_at(id(held) + ELEMENTS).value).raw == ids:
+                found = get_referents(*held)  # before the versions, so that they tell of this, too
+                now = take(places).tobytes()
+                if now == self._seen and len(found) == len(self._names):
+                    return found
+                found = self._compare(held)
+                self._seen = now if found is not None and _visits_show(held, found) else b""
+                return found
         found = self._compare(held)
-        if now is not None:
-            self._seen = now if found is not None and _visits_show(held, found) else b""
+        if found is not None:
+            self._find_out(objects, held, found)
         return found
 
     def _dictionaries(self, objects: list[Any]) -> list[dict[Any, Any]]:
@@ -134,6 +123,7 @@ class Rows:
         self._patience = min(2 * self._patience, _MOST_PATIENT)
         if self._are_told:
             if _visits_show(held, values):
+                self._seen = b""
                 self._versions = _Versions.of(held)
         elif HAS_TABLES and not self._are_dictionaries:
             table = Table.of(objects, values)

@@ -44,6 +44,8 @@ def shown_by(obj: Any, attributes: dict[str, Any]) -> Shown | None:
         obj: somebody keeps it alive, and what it holds.
         attributes: its dictionary, too.
     """
+    if object.__getattribute__(obj, "__dict__") is not attributes:
+        return None  # it keeps them elsewhere
     references = {id(obj) + WORD: type(obj)}
     if ATTRIBUTES_ARE_TOLD:
         at = dictionary_address(obj)
@@ -69,6 +71,8 @@ def shown_by_root(
         left_out: the positions of attributes that may be others.
         is_same: asked if nothing else tells.
     """
+    if object.__getattribute__(root, "__dict__") is not attributes:
+        return None
     references = {id(root) + WORD: type(root)}
     if ATTRIBUTES_ARE_TOLD:
         return Root([], references, [version_address(attributes)], is_same, id(attributes))

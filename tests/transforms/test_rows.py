@@ -271,6 +271,21 @@ def test_other_objects_of_the_same_form_are_read(make: Any) -> None:
             assert [*map(id, found)] == [*map(id, plain(objects))]
 
 
+def test_the_fast_way_is_found_for_other_objects_that_come_often(way: str) -> None:
+    for make in (some_objects, some_named):
+        rows = rows_of(make())
+        for _ in range(4):
+            objects = make()
+            for _ in range(20):
+                rows.read([*objects])
+        read_often(rows, objects)
+        ids = b"".join([id(x).to_bytes(8, sys.byteorder) for x in objects])
+        held = b"".join([id(held_by(x)).to_bytes(8, sys.byteorder) for x in objects])
+        known = rows._table or rows._versions
+        assert (known is not None) == (way == "as CPython shows it")
+        assert known is None or known.ids in (ids, held)
+
+
 def test_objects_that_take_the_place_of_others_in_memory_are_read() -> None:
     rows = rows_of([Linear(Value(), Value()) for _ in range(COUNT)])
     for turn in range(200):
