@@ -13,7 +13,8 @@ from anabranch.errors import ArgumentError, bounded, first_few
 from anabranch.graph._compare import Difference, differences
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._leaf_info import call_text, path_text
-from anabranch.transforms._jit import BoundJitFunction, JitFunction, Trace
+from anabranch.transforms._compiled import Trace
+from anabranch.transforms._jit import BoundJitFunction, JitFunction
 
 _MOST = 100  # differences that are looked for
 

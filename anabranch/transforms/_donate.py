@@ -72,7 +72,7 @@ class Donation:
     """
 
     def __init__(self, compiled: Any, flat: Flat, asked: frozenset[int]) -> None:
-        self._options = dict(compiled.options)
+        self._options, self._reports = dict(compiled.options), compiled.reports
         self._staged = jax.jit(compiled.run, inline=True)
         self._asked = asked
         self._is_cell = _held_by_objects(flat)
@@ -99,8 +99,8 @@ class Donation:
         if found is None or found.types != types:  # most often they are those of the last call
             found = self._divisions.get(tuple(types))
             if found is None:
-                report, _ = self._staged.eval_shape(*leaves)
-                donated = self._asked & self._written(report)
+                outputs = self._reports.outputs(self._staged.eval_shape(*leaves))
+                donated = self._asked & self._written(self._reports.read(outputs))
                 function = self._compile(donated, len(leaves))
                 found = self._divisions[tuple(types)] = _Division(types, donated, function)
             self._latest = found

@@ -151,7 +151,7 @@ class Ending:
         if passed:  # which may be numbers in another call
             source.names["are_arrays"] = are_arrays
             source.add(f"if not are_arrays(({', '.join([*passed, ''])})):")
-            source.add(f"return finish(plan, {inputs}, args, kwargs, report, groups)", 2)
+            source.add(f"return finish(plan, {inputs}, args, kwargs, out, report_then)", 2)
         source.add(f"placed = {self._built(writer.placed)}")
         objects = f"({', '.join([*map(self._object, writer.holders), ''])})"
         if writer.tells:

@@ -194,13 +194,13 @@ def export(
         reports: list[Report] = []
 
         def run(*leaves: Any) -> Any:
-            report, groups = compiled.run(*leaves)
+            report, groups = compiled.inside(*leaves)
             reports.append(report)
             return groups
 
         options = dict(compiled.options)
-        if "out_shardings" in options:
-            options["out_shardings"] = options["out_shardings"][1]
+        if compiled.reports.groups == 1 and "out_shardings" in options:
+            options["out_shardings"] = (options["out_shardings"],)
         make = jax.export.export(jax.jit(run, **options), platforms=platforms)
         program = make(*flat.leaves)
         return Exported(owner, flat.graphdef, reports[-1], program)

@@ -9,7 +9,8 @@ goes. It is what somebody would write by hand for this one call:
         if id(a0) != 140351 or (s0 := segment0()) is None: return AGAIN
         ...
         x0 = [v._value for v in s0.variables]
-        report, (out,) = function(*x0, a1)
+        out = function(*x0, a1)
+        if len(out) != 1: return finish(...)
         if s0.objects[3]._value is not x0[2]: raise ...
         set_value(s0.objects[3], out[0])
         return None
@@ -53,7 +54,6 @@ def make_follower(
     static: Selection,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    groups: int,
     general: Mapping[str, Any],
 ) -> Any:
     """Return the follower of a plan, or None if it is none of the simple ones.
@@ -65,7 +65,6 @@ def make_follower(
         static: which arguments are static.
         args: of the call.
         kwargs: of the call.
-        groups: how many the compiled function returns.
         general: what the general way offers: `failed`, called when the compiled function has
             raised; `finish`, for another report; `splitter`, see `followed_call`.
     """
@@ -73,7 +72,7 @@ def make_follower(
     if head is None or known is None or known.writer is None:
         return None
     try:
-        return _Follower(plan, segments, known.report, known.writer, groups, general).make(
+        return _Follower(plan, segments, known.report, known.writer, general).make(
             head, static, args, kwargs
         )
     except Unplannable:
@@ -87,11 +86,9 @@ class _Follower:
         segments: Sequence[Segment],
         report: Any,
         writer: Writer,
-        groups: int,
         general: Mapping[str, Any],
     ) -> None:
         self.plan, self.segments, self.report, self.writer = plan, segments, report, writer
-        self.groups = groups
         self.source = source = Source()
         source.names.update(
             {
@@ -247,21 +244,26 @@ class _Follower:
         self.inputs += arguments.inputs(names)
 
     def _call(self) -> None:
-        source, inputs = self.source, ", ".join(self.inputs)
-        in_one = "groups[0]" if self.groups == 1 else "[x for group in groups for x in group]"
+        source, inputs, reports = self.source, ", ".join(self.inputs), self.plan.reports
+        found = f"function({inputs})"
+        if reports.groups > 1:
+            source.names["outputs_of"] = reports.outputs
+            found = f"outputs_of({found})"
+        length, count = reports.lengths(self.report)
         for line, depth in (
             ("try:", 1),
-            (f"report, groups = function({inputs})", 2),
+            (f"out = {found}", 2),
             ("except (TraceNeededError, Found):", 1),
             ("return AGAIN", 2),
             ("except Exception:", 1),
             (f"if failed(plan, [{inputs}], args, kwargs) is None: return AGAIN", 2),
             ("raise", 2),
-            ("if report is not report_then:", 1),
-            (f"return finish(plan, [{inputs}], args, kwargs, report, groups)", 2),
-            (f"out = {in_one}", 1),
+            (f"if len(out) != {length}:", 1),  # another report
+            (f"return finish(plan, [{inputs}], args, kwargs, out)", 2),
         ):
             source.add(line, depth)
+        if count < length:
+            source.add(f"del out[{count}:]")
 
 
 def _rearm(plan: Plan, function: Any, segments: Sequence[Segment]) -> bool:

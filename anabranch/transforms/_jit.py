@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, Unpack, overload
-
-import jax
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from anabranch._boundary import boundary, hide_frames, leave
 from anabranch.errors import StructureError
@@ -23,9 +19,7 @@ from anabranch.transforms._box import (
     Assignment,
     Grouping,
     OneGroup,
-    Report,
     finish,
-    run_inside,
 )
 from anabranch.transforms._call import (
     Selection,
@@ -35,13 +29,13 @@ from anabranch.transforms._call import (
     with_static,
 )
 from anabranch.transforms._check_options import as_sharding, check_sharding, checks_options
+from anabranch.transforms._compiled import Compiled, Reports, Trace
 from anabranch.transforms._donate import Asked, Donation
 from anabranch.transforms._eval_shape import finish_on_copies
 from anabranch.transforms._lifting import lifting
-from anabranch.transforms._names import name_inside
 from anabranch.transforms._options import JitOptions
 from anabranch.transforms._plan import AGAIN, read_stamps
-from anabranch.transforms._plans import Plans, call_traced
+from anabranch.transforms._plans import Plans
 from anabranch.transforms._retraces import Retraces
 from anabranch.transforms._specs import ABSENT, Resolved, values_of
 from anabranch.transforms._worlds import input_values, resolve_inputs, resolve_outputs
@@ -78,34 +72,6 @@ class ShardingGroups(OneGroup):
     def may_forward(self, leaf: int, group: int) -> bool:
         """A leaf stays as it is only if no sharding is asked for: it may come in another one."""
         return self.shardings[group] is None
-
-
-class Trace(NamedTuple):
-    """What a function was traced for; `debug.explain_retrace` compares two of them."""
-
-    number: int  # in the order in which they were made
-    graphdef: GraphDef
-    types: Sequence[Any]  # of the leaves
-
-
-_TRACE_NUMBERS = itertools.count()
-
-
-class Compiled:
-    """The compiled function for one structure of the arguments."""
-
-    def __init__(
-        self, function: Any, graphdef: GraphDef, grouping: Grouping, options: dict[str, Any]
-    ) -> None:
-        def run(*leaves: Any) -> tuple[Report, tuple[list[Any], ...]]:
-            inside = call_traced(graphdef, run_inside, graphdef, leaves, grouping)
-            self.traces.append(Trace(next(_TRACE_NUMBERS), graphdef, [*map(jax.typeof, leaves)]))
-            return inside.report, inside.groups
-
-        self.traces: deque[Trace] = deque(maxlen=16)
-        self.run = name_inside(run, function, graphdef)
-        self.options = options
-        self.function: Any = jax.jit(self.run, **options)  # or a `Donation`
 
 
 class JitFunction(Remade, Generic[P, R]):
@@ -154,14 +120,16 @@ class JitFunction(Remade, Generic[P, R]):
         """Call without a plan, and leave one."""
         stamps = read_stamps()
         flat = self._flatten(args, kwargs)
-        function = self._compiled_for(flat, args).function
+        compiled = self._compiled_for(flat, args)
+        reports = compiled.reports
         try:
-            report, groups = function(*flat.leaves)
+            outputs = reports.outputs(compiled.function(*flat.leaves))
         except Exception as error:
             explain_failure(flat, error)
             raise
-        result = self._plans.finish(args, kwargs, flat, stamps, function, report, groups)
-        return finish(flat, report, groups) if result is AGAIN else result
+        report = reports.read(outputs)
+        result = self._plans.finish(args, kwargs, flat, stamps, compiled, report, outputs)
+        return finish(flat, report, [outputs]) if result is AGAIN else result
 
     def _flatten(self, args: Any, kwargs: Any) -> Flat:
         args, kwargs = with_static(self._static, args, kwargs)
@@ -186,7 +154,8 @@ class JitFunction(Remade, Generic[P, R]):
             result = ABSENT if self._out_shardings is None else self._out_shardings
             grouping = groups = ShardingGroups(inputs, specs, result)
             options["in_shardings"] = tuple(specs)
-            options["out_shardings"] = (None, tuple(groups.shardings))
+            first, *others = groups.shardings
+            options["out_shardings"] = (first, *others) if others else first
         compiled = Compiled(self._function, flat.graphdef, grouping, options)
         if self._donated:
             compiled.function = Donation(compiled, flat, self._donated.leaves(flat, args))
@@ -223,7 +192,7 @@ class JitFunction(Remade, Generic[P, R]):
         flat = self._flatten(args, kwargs)
         compiled = self._compiled_for(flat, args)
         traced = compiled.function.trace(*flat.leaves)
-        return Traced(traced, self, flat.graphdef)
+        return Traced(traced, self, flat.graphdef, compiled.reports)
 
     @boundary("jit.eval_shape")
     @lifting
@@ -238,8 +207,8 @@ class JitFunction(Remade, Generic[P, R]):
         """
         flat = self._flatten(args, kwargs)
         compiled = self._compiled_for(flat, args)
-        report, groups = compiled.function.eval_shape(*flat.leaves)
-        return finish_on_copies(flat, report, groups)
+        outputs = compiled.reports.outputs(compiled.function.eval_shape(*flat.leaves))
+        return finish_on_copies(flat, compiled.reports.read(outputs), [outputs])
 
     def clear_cache(self) -> None:
         """Drop everything that was compiled.
@@ -409,8 +378,10 @@ _classify.declare(BoundJitFunction, _kinds.METHOD)
 class _Staged(Generic[R]):
     """A stage of compilation, with what is needed to call it with objects."""
 
-    def __init__(self, stage: Any, owner: JitFunction[Any, R], graphdef: GraphDef) -> None:
-        self._stage, self._owner, self._graphdef = stage, owner, graphdef
+    def __init__(
+        self, stage: Any, owner: JitFunction[Any, R], graphdef: GraphDef, reports: Reports
+    ) -> None:
+        self._stage, self._known = stage, (owner, graphdef, reports)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stage, name)
@@ -421,7 +392,7 @@ class Traced(_Staged[R]):
 
     def lower(self, **options: Any) -> Lowered[R]:
         """Lower to a computation that can be compiled."""
-        return Lowered(self._stage.lower(**options), self._owner, self._graphdef)
+        return Lowered(self._stage.lower(**options), *self._known)
 
 
 class Lowered(_Staged[R]):
@@ -429,7 +400,7 @@ class Lowered(_Staged[R]):
 
     def compile(self, **options: Any) -> CompiledCall[R]:
         """Compile to something that can be called with objects."""
-        return CompiledCall(self._stage.compile(**options), self._owner, self._graphdef)
+        return CompiledCall(self._stage.compile(**options), *self._known)
 
 
 class CompiledCall(_Staged[R]):
@@ -437,11 +408,12 @@ class CompiledCall(_Staged[R]):
 
     @boundary("jit.compiled")
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        flat = self._owner._flatten(args, kwargs)
-        if flat.graphdef is not self._graphdef:
+        owner, graphdef, reports = self._known
+        flat = owner._flatten(args, kwargs)
+        if flat.graphdef is not graphdef:
             raise StructureError(
                 "the arguments have another structure than those that the function was compiled "
                 "for; static arguments are part of it and must be given again"
             )
-        report, groups = self._stage(*flat.leaves)
-        return finish(flat, report, groups)
+        outputs = reports.outputs(self._stage(*flat.leaves))
+        return finish(flat, reports.read(outputs), [outputs])

@@ -90,6 +90,7 @@ class Plan:
         "nodes",
         "order",
         "parts",
+        "reports",
         "roots",
         "sharing",
         "unwatched",
@@ -97,7 +98,7 @@ class Plan:
 
     def __init__(
         self,
-        function: Any,
+        compiled: Any,
         graphdef: GraphDef,
         stamps: Stamps,
         parts: Sequence[_Part],
@@ -108,7 +109,7 @@ class Plan:
         order: Sequence[int] | None,
         constants: Collection[int],
     ) -> None:
-        self.function, self.graphdef = function, graphdef
+        self.function, self.reports, self.graphdef = compiled.function, compiled.reports, graphdef
         _, self._variables, self.unwatched = stamps
         self.calls = 0  # that followed it in the general way
         self.latest: _Known | None = None  # what the last of them did
@@ -198,12 +199,11 @@ class Plan:
         segments: Sequence[Segment],
         leaves: Sequence[Any],
         report: Report,
-        groups: Sequence[Sequence[Any]],
+        outputs: Sequence[Any],
     ) -> Any:
         """Write what the function wrote, and return the result, or `AGAIN`."""
         known = self._known.get(id(report)) or self.learn(spine, segments, report)
         self.latest = known
-        outputs = groups[0] if len(groups) == 1 else [x for group in groups for x in group]
         writer = known.writer
         if writer is None:
             return AGAIN
@@ -276,7 +276,7 @@ def make_plan(
     spine: Spine,
     flat: Flat,
     stamps: Stamps,
-    function: Any,
+    compiled: Any,
     report: Report,
     constants: Collection[int],
 ) -> tuple[Plan, list[Segment]]:
@@ -286,7 +286,7 @@ def make_plan(
         spine: of the call.
         flat: what the walk found.
         stamps: read before the walk.
-        function: the compiled function.
+        compiled: the compiled function.
         report: what the function did.
         constants: the ids of the containers that are constants to it.
 
@@ -330,7 +330,7 @@ def make_plan(
         for root, start, segment in zip(roots.values(), starts, segments, strict=True)
     ]
     plan = Plan(
-        function,
+        compiled,
         flat.graphdef,
         stamps,
         parts,

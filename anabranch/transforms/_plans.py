@@ -77,7 +77,7 @@ class Plans:
         leaves, segments = found
         _FOLLOWED.call = (self._splitter, args, kwargs)
         try:
-            report, groups = plan.function(*leaves)
+            outputs = plan.reports.outputs(plan.function(*leaves))
         except (TraceNeededError, Found):
             return AGAIN
         except Exception as error:
@@ -88,14 +88,15 @@ class Plans:
             raise
         finally:
             _FOLLOWED.call = None
-        result = plan.finish(spine, segments, leaves, report, groups)
+        report = plan.reports.read(outputs)
+        result = plan.finish(spine, segments, leaves, report, outputs)
         plan.calls += 1
         if not plan.calls & (plan.calls - 1):  # a power of two: what it does may not be settled yet
-            self._write_out(plan, segments, args, kwargs, len(groups))
+            self._write_out(plan, segments, args, kwargs)
         if result is not AGAIN:
             return result
         flat = self._walk(plan, leaves, args, kwargs)
-        return AGAIN if flat is None else finish(flat, report, groups)
+        return AGAIN if flat is None else finish(flat, report, [outputs])
 
     def _write_out(
         self,
@@ -103,7 +104,6 @@ class Plans:
         segments: Sequence[Segment],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        groups: int,
     ) -> None:
         """Make a follower, if the plan is a simple one."""
         key, name = quick_key(args), _name_of_form(self._static, args, kwargs)
@@ -116,9 +116,7 @@ class Plans:
             self.followers.clear()
             self._forms.clear()
         head = self._reader.head()
-        follower = make_follower(
-            plan, segments, head, self._static, args, kwargs, groups, self._general()
-        )
+        follower = make_follower(plan, segments, head, self._static, args, kwargs, self._general())
         if follower is not None:
             forms.append((plan, follower))
         self._set_forms(key, {**self._forms.get(key, {}), name: forms})
@@ -155,9 +153,15 @@ class Plans:
             return flat
 
         def other(
-            plan: Plan, leaves: Any, args: Any, kwargs: Any, report: Report, groups: Any
+            plan: Plan,
+            leaves: Any,
+            args: Any,
+            kwargs: Any,
+            outputs: list[Any],
+            known: Report | None = None,
         ) -> Any:
             """Finish a call that did something else than those before."""
+            report = plan.reports.read(outputs) if known is None else known
             plans = me()
             if plans is not None:  # it knows one report: the general way is shorter than this one
                 plans.drop_followers(plan)
@@ -168,8 +172,8 @@ class Plans:
             found = plan.read(spine)
             if found is None:
                 return AGAIN
-            result = plan.finish(spine, found[1], leaves, report, groups)
-            return finish(flat, report, groups) if result is AGAIN else result
+            result = plan.finish(spine, found[1], leaves, report, outputs)
+            return finish(flat, report, [outputs]) if result is AGAIN else result
 
         return {
             "Found": Found,
@@ -196,9 +200,9 @@ class Plans:
         kwargs: Mapping[str, Any],
         flat: Flat,
         stamps: Stamps,
-        function: Any,
+        compiled: Any,
         report: Report,
-        groups: Sequence[Sequence[Any]],
+        outputs: Sequence[Any],
     ) -> Any:
         """Finish a call that was walked, and leave a plan; or return `AGAIN` with nothing done.
 
@@ -207,9 +211,9 @@ class Plans:
             kwargs: of the call.
             flat: what the walk found.
             stamps: read before the walk.
-            function: the compiled function.
+            compiled: the compiled function.
             report: what it did.
-            groups: what it returned.
+            outputs: what it returned.
         """
         if _current_trace() is not _ROOT or _LEVELS or _SCOPES:
             return AGAIN
@@ -218,7 +222,7 @@ class Plans:
             return AGAIN
         try:
             constants = captured_constants([self._splitter.function]).keys()
-            plan, segments = make_plan(spine, flat, stamps, function, report, constants)
+            plan, segments = make_plan(spine, flat, stamps, compiled, report, constants)
         except Unplannable:
             return AGAIN
         owners = weakref.ref(spine.table), weakref.ref(self)
@@ -228,7 +232,7 @@ class Plans:
         for part, segment in zip(plan.parts, segments, strict=True):
             give(spine.roots[part.root], plan, segment, objects)
         spine.table[spine.key] = plan
-        return plan.finish(spine, segments, flat.leaves, report, groups)
+        return plan.finish(spine, segments, flat.leaves, report, outputs)
 
     def clear(self) -> None:
         """Drop all plans."""
