@@ -6,6 +6,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
+from gc import get_referents
 from itertools import chain
 from typing import Any
 
@@ -90,7 +91,7 @@ class _Maker:
         elif kind is _kinds.LIST or kind is _kinds.DEQUE:
             segment.visit.add(obj)
             self._add_places(index, obj, range(len(edges)), leaves)
-        elif kind is _kinds.DICT and type(obj) in _LIVE_DICTS:
+        elif kind is _kinds.DICT and type(obj) in _LIVE_DICTS and _is_shown(obj):
             segment.visit.add(obj)
             self._add_places(index, obj, [*map(key_value, keys)], leaves)
         elif kind is _kinds.OBJECT and not _module.slot_names(type(obj)):
@@ -309,6 +310,11 @@ def make_segment(flat: Flat, index: int, seen: set[int]) -> tuple[Segment, list[
     for at in sorted(own):  # as the walk met them, so that leaves need no other order
         maker.add(at)
     return maker.finish(), maker.nodes
+
+
+def _is_shown(obj: dict[Any, Any]) -> bool:
+    """Tell whether a visit shows what a dictionary holds; an object may keep it in its place."""
+    return len(get_referents(obj)) >= len(obj)
 
 
 def _is_immutable(obj: Any) -> bool:

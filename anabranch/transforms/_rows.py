@@ -65,6 +65,7 @@ class Rows:
         self._are_told = IS_READABLE and (ARE_TOLD if are_dictionaries else ATTRIBUTES_ARE_TOLD)
         self._classes = [*map(type, objects)]
         self._names = [*chain.from_iterable(held)]
+        self._types = [*map(type, self._names)]  # others may equal them
         self._sizes = [*map(len, held)]
         self._table: Table | None = None
         self._versions: _Versions | None = None
@@ -102,7 +103,10 @@ class Rows:
 
     def _compare(self, held: list[dict[Any, Any]]) -> list[Any] | None:
         try:
-            if [*map(len, held)] != self._sizes or [*chain.from_iterable(held)] != self._names:
+            names = [*chain.from_iterable(held)]
+            if [*map(len, held)] != self._sizes or names != self._names:
+                return None
+            if [*map(type, names)] != self._types:
                 return None
             found = [*chain.from_iterable(map(dict[Any, Any].values, held))]
         except RuntimeError:  # somebody is writing one

@@ -84,10 +84,12 @@ class Attributes(NamedTuple):
         if type(root) is not self.cls or not (self.records_names or [*attributes] == self.names):
             return None
         now = [*attributes.values()]
+        if len(now) != len(self.values):
+            return None
         arrays = [now[i] for i in self.arrays]
         for i in self.left_out:
             now[i] = None
-        same = len(now) == len(self.values) and all(map(operator.is_, now, self.values))
+        same = all(map(operator.is_, now, self.values))
         return arrays if same and (not arrays or are_arrays(arrays)) else None
 
     def is_held_by(self, reference: weakref.ref[Any]) -> bool:

@@ -8,9 +8,11 @@ that is so is tried when this module is imported.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from ctypes import c_uint8
+from gc import get_referents
 from typing import Any, NamedTuple
 
 from anabranch.transforms._words import (
@@ -21,7 +23,6 @@ from anabranch.transforms._words import (
     address_at,
     ids_at,
     ids_of,
-    refer_to,
     words_at,
 )
 
@@ -54,41 +55,55 @@ def layout_of(obj: Any) -> Layout | None:
 
 
 class Table(NamedTuple):
-    """The tables of some objects, which are not kept alive."""
+    """The tables of some objects, which are not kept alive.
+
+    A value is never read from a table itself: another thread may be about to give it up. A visit
+    of the garbage collector's kind shows it, without letting any other thread run.
+    """
 
     ids_at: Callable[[int], Any]
     ids: bytes  # of the objects
     guards: Words
     seen: bytes
-    values: Words
+    size: int
+    """How much a visit of the objects shows: with the values, their classes and dictionaries."""
+    pick: Callable[[list[Any]], Sequence[Any]]
+    """Picks the values, in the order in which they were set."""
 
     @classmethod
     def of(cls, objects: list[Any], values: Sequence[Any]) -> Table | None:
         """Return where objects keep these values, which are all; None if that is not known."""
         guards: list[int] = []
         places: list[int] = []
+        start = 0
         for obj in objects:
             layout = layout_of(obj)
             if layout is None:
                 return None
             guards += layout.guards
-            places += layout.values
-        if not places or len(places) != len(values) or not refer_to(places, values):
+            order = sorted(layout.values)  # that of a visit
+            places += [start + order.index(address) for address in layout.values]
+            start += len(get_referents(obj))
+        words = words_at(guards)
+        seen = words.as_bytes()
+        found = get_referents(*objects)
+        if not 1 < len(places) == len(values) or len(found) != start:
             return None
-        words, count = words_at(guards), len(objects)
-        ids = ids_of(objects, count).raw
-        return cls(ids_at(count), ids, words, words.as_bytes(), words_at(places, references=True))
+        pick = operator.itemgetter(*places)
+        if not all(map(operator.is_, pick(found), values)):
+            return None
+        count = len(objects)
+        return cls(ids_at(count), ids_of(objects, count).raw, words, seen, start, pick)
 
     def read(self, objects: list[Any]) -> list[Any] | None:
         """Return the values if these are the objects, and hold the same names."""
-        ids_at, ids, (take, places), seen, values = self
-        # in this order: the objects have to be alive
-        if ids_at(address_at(id(objects) + ELEMENTS).value).raw == ids and (
-            take(places).tobytes() == seen
-        ):
-            take, places = values
-            return take(places).tolist()
-        return None
+        ids_at, ids, (take, places), seen, size, pick = self
+        if ids_at(address_at(id(objects) + ELEMENTS).value).raw != ids:
+            return None
+        found = get_referents(*objects)  # before the guards, so that they tell of this, too
+        if take(places).tobytes() != seen or len(found) != size:
+            return None
+        return [*pick(found)]
 
 
 class _Tried:

@@ -269,8 +269,8 @@ class Arguments:
         if not types <= {str, int}:
             raise Unplannable
         source.unless(f"[*{name}] == {source.constant([*x])}")
-        if int in types:  # which equal others
-            source.unless(f"[*map(type, {name})] == {source.constant([*map(type, x)])}")
+        # others may equal them: True, or one of a class that is derived from `str`
+        source.unless(f"[*map(type, {name})] == {source.constant([*map(type, x)])}")
         return self.take_all(f"{name}.values()", [*x.values()], numbers=numbers)
 
     def _take_object(self, name: str, x: Any, *, numbers: bool) -> None:

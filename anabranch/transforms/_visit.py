@@ -15,7 +15,7 @@ seldom written; see `_versions`. Many of these Variables are read in memory; see
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from gc import get_referents
 from itertools import chain, compress, groupby
 from struct import Struct
@@ -27,11 +27,17 @@ from anabranch.graph import _classify
 from anabranch.graph._kind import Cell
 from anabranch.transforms._result import picker
 from anabranch.transforms._slots import Root, Shown, Slots, shown_by, slots_of
-from anabranch.transforms._versions import Dictionaries
+from anabranch.transforms._versions import (
+    ARE_TOLD,
+    ATTRIBUTES_ARE_TOLD,
+    Dictionaries,
+    version_address,
+)
 from anabranch.transforms._watch import Unplannable
-from anabranch.transforms._words import WORD, ids_of
+from anabranch.transforms._words import IS_READABLE, WORD, ids_of, words_at
 
 _MANY = 6  # Variables; more are read in memory
+_FEW_DICTIONARIES = 16  # whose names are compared; of more, versions tell whether they have to be
 _FEW = 40  # arrays that are left out; from then on NumPy is faster
 
 
@@ -48,7 +54,7 @@ class Visit:
         self._with_attributes: list[tuple[Any, dict[str, Any], bool]] = []  # keeps them alive
         self._objects: list[Any] = []
         self._sized: list[Any] = []
-        self._named: list[Iterable[Any]] = []
+        self._named: list[dict[Any, Any]] = []
         self._trees: set[int] = set()
 
     def add_variable(self, cell: Cell | None, variable: Any) -> None:
@@ -124,7 +130,11 @@ class Visit:
         self.metadata = Dictionaries(metadata)
         """Of the Variables that are visited."""
         self._names = [*chain.from_iterable(self._named)]
+        self._types = [*map(type, self._names)]  # 1 and True are equal
         self._sizes = [*map(len, self._sized)]
+        told = [*map(version_address, self._named)] if self._are_told() else []
+        self._versions = words_at(told) if told else None
+        self._seen = b""  # those of the versions that had the names
 
     def _find_slots(self, root: Root | None) -> Slots | None:
         """Find the slots of many Variables; let what they do not show be visited."""
@@ -194,12 +204,25 @@ class Visit:
 
     def has_names(self) -> bool:
         """Tell whether names and sizes are what they were."""
+        if [*map(len, self._sized)] != self._sizes:
+            return False
+        now = b"" if self._versions is None else self._versions.as_bytes()
+        if now and now == self._seen:
+            return True
         try:
-            return [*map(len, self._sized)] == self._sizes and (
-                [*chain.from_iterable(self._named)] == self._names
-            )
+            names = [*chain.from_iterable(self._named)]
         except RuntimeError:  # somebody is writing one
             return False
+        if names != self._names or [*map(type, names)] != self._types:
+            return False
+        self._seen = now
+        return True
+
+    def _are_told(self) -> bool:
+        """Tell whether versions are to be asked whether names are the same."""
+        has_attributes = len(self._objects) > len(self._sized)  # objects, beside dictionaries
+        are_told = ATTRIBUTES_ARE_TOLD if has_attributes else ARE_TOLD
+        return IS_READABLE and are_told and len(self._named) > _FEW_DICTIONARIES
 
     def lists(self, most: int) -> list[tuple[list[Any], list[Any]]] | None:
         """Return the nodes and what they hold, if they are no more than so many lists."""

@@ -300,3 +300,18 @@ def test_calls_that_write_variables_of_both_libraries_are_planned(walks, count, 
             assert f(*ours).tolist() == measure(*plain).tolist()
     assert int(ours[1].calls.value) == int(plain[1].calls.value)
     assert int(ours[0].count[...]) == int(plain[0].count[...])
+
+
+def test_an_attribute_before_an_array_of_the_root_is_deleted():
+    class Holder(nnx.Module):
+        def __init__(self):
+            self.a, self.b = nnx.Param(jnp.ones(1)), nnx.Param(jnp.ones(1))
+            self.x = nnx.data(jnp.ones(1))
+
+    for calls in range(6):
+        double = ab.jit(lambda m: m.x * 2)
+        holder = Holder()
+        for _ in range(calls):
+            double(holder)
+        del holder.a
+        assert float(double(holder)[0]) == 2.0

@@ -364,3 +364,43 @@ def test_values_that_are_passed_on_come_back():
     identity = ab.jit(lambda pair: pair)
     for _ in range(5):
         assert identity((own, 1))[0] is own
+
+
+class Text(str):
+    """Equal to a name, and another one."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("count", [1, 2, LAYERS, 3 * LAYERS])
+@pytest.mark.parametrize("around", [False, True], ids=["arguments", "in a Module"])
+def test_a_key_that_equals_another_one_is_seen(count: int, around: bool) -> None:
+    held = [{"w": jnp.ones(1), "b": ab.Param(jnp.ones(1))} for _ in range(count)]
+    box = ab.Module()
+    box.held = held
+    arg = box if around else held
+
+    def keys_of(arg: Any) -> list[str]:
+        return [type(key).__name__ for x in (arg.held if around else arg) for key in x]
+
+    jitted = ab.jit(keys_of)
+    for _ in range(6):
+        assert jitted(arg) == keys_of(arg)
+    for x in (held[0], held[-1]):
+        x[Text("b")] = x.pop("b")
+        for _ in range(3):
+            assert jitted(arg) == keys_of(arg)
+
+
+def test_the_attributes_of_an_object_are_seen_through_their_dictionary() -> None:
+    point = Point(ab.Param(jnp.ones(1)), "a")
+    box = ab.Module()
+    box.held, box.more = vars(point), [{"a": i} for i in range(30)]
+    jitted = ab.jit(lambda box: (box.held["y"], box.held["x"].value * 2))
+    for i in range(4):
+        for _ in range(6):
+            tag, value = jitted(box)
+            assert (tag, float(value[0])) == (point.y, 2 * float(point.x.value[0]))
+        point.y = f"tag {i}"
+        if i % 2:
+            point.x = ab.Param(jnp.full(1, float(i)))

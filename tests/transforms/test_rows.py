@@ -6,6 +6,8 @@ import dataclasses
 import gc
 import random
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -302,6 +304,40 @@ def test_objects_that_take_the_place_of_others_in_memory_are_read() -> None:
             if found is not None:
                 assert [*map(id, found)] == [*map(id, plain(objects))]
             del found
+
+
+def test_a_thread_that_gives_up_what_is_read_does_no_harm() -> None:
+    """Values whose object no longer counts them may be freed while they are read."""
+    objects = [Linear(Value(), Value()) for _ in range(300)]
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            for x in objects:
+                vars(x)[1] = 0  # what a table shows is out of date from here on
+                del vars(x)[1]
+                x.w, x.b = Value(), Value()
+            objects[:] = [Linear(Value(), Value()) for _ in range(300)]
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=write)
+    try:
+        thread.start()
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            held = [*objects]
+            try:
+                rows = rows_of(held)
+            except RuntimeError:  # somebody is writing one
+                continue
+            for _ in range(20):
+                found = rows.read(held)
+                assert found is None or len(found) == len(rows._names)
+    finally:
+        stop.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_nothing_is_kept_alive() -> None:
