@@ -162,8 +162,7 @@ class Walk:
         ids, objects, held, leaves = self.ids, self.objects, self.held, self.leaves
         rules, cells, modules, new_leaf = RULES, _CELLS, _MODULES, _table.LEAF
         tokens, base, stack, no_metadata = self.tokens, self.base, list[Any](), NO_METADATA
-        index, rest = base + len(objects), iter(values)
-        array: Any = None  # the type of the last array in a Variable: most are alike
+        index, rest, array = base + len(objects), iter(values), None
         while True:
             for x in rest:
                 of: Any = type(x)
@@ -177,8 +176,7 @@ class Walk:
                         # a Variable that holds one array: the common case, closed at once
                         if inner is np.ndarray:
                             _check_dtype(value)
-                        else:
-                            array = inner
+                        array = inner  # most are alike
                         if x._metadata is not no_metadata or type(x) is not of:
                             spec = spec_of(VARIABLE, type(x), VARIABLE.open(x)[0], _VALUE)
                         known = ids.setdefault(id(x), index)

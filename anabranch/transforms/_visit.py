@@ -69,7 +69,7 @@ class Visit:
         self.variables.append(variable)
 
     def add(self, *objects: Any) -> None:
-        """Add lists and dictionaries."""
+        """Add lists and dictionaries, and objects beside the dictionaries with their attributes."""
         for obj in objects:
             self._objects.append(obj)
             if isinstance(obj, (list, deque, dict)):
