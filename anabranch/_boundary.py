@@ -28,6 +28,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _OWN = str(Path(__file__).parent) + os.sep
+_WRITTEN = f"<{__package__}."  # the files of functions that are written by the program
 _JAX = str(Path(jax.__file__).parent) + os.sep
 _OWN_FUNCTION = re.compile(rf"the function \S+ at {re.escape(_OWN)}\S+")
 
@@ -86,7 +87,9 @@ def hide_frames(error: BaseException) -> None:
     if os.environ.get("ANABRANCH_TRACEBACK") == "full":
         return
     config: Any = jax.config
-    hidden = (_OWN,) if config.jax_traceback_filtering == "off" else (_OWN, _JAX)
+    hidden = (_OWN, _WRITTEN)
+    if config.jax_traceback_filtering != "off":
+        hidden += (_JAX,)
     for each in _connected(error):
         each.__traceback__ = _visible(each.__traceback__, hidden)
 

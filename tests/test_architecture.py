@@ -34,11 +34,12 @@ MAX_LINES = 450
 # What each part of the package may import of the others. The leaves know nothing of the rest;
 # nothing imports `_jax_check`, which is for tests of a new JAX.
 # "" is the top: `import anabranch` itself, which nothing below may do.
-_LEAVES = {"errors", "_jax", "_boundary"}
+_LEAVES = {"errors", "_jax", "_boundary", "_source"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_jax": {"errors"},
     "_boundary": {"errors"},
+    "_source": set(),
     "_jax_check": {"errors", "_jax"},
     "contextvars_ext": _LEAVES,
     "graph": _LEAVES | {"contextvars_ext"},

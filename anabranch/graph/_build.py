@@ -4,25 +4,28 @@ Making all nodes first is what lets cycles and shared objects come back; values 
 order, since the children of a value have higher indices than the value itself.
 
 Most objects are Variables that hold one array, through which no cycle can pass: **cells**. They are
-made all at once. What is to be done is found out once for a table, as a `Recipe`.
+made all at once, in C, and so is what others hold picked from all that there is. What is to be done
+is found out once for a table, as a `Recipe`.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import operator
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from anabranch.graph import _kinds, _static
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
+from anabranch.graph._kind import Kind
 from anabranch.graph._tokens import current_token
 from anabranch.graph._variable import NO_METADATA, Variable
 
 _new: Callable[[Any], Any] = object.__new__
-_SLOTS = ("_value", "_metadata", "_token", "_memories")
-_WRITERS = [vars(Variable)[slot].__set__ for slot in _SLOTS]
+_write_value, _write_metadata, _write_token, _write_memories = [
+    vars(Variable)[slot].__set__ for slot in ("_value", "_metadata", "_token", "_memories")
+]
 _NONE: Mapping[int, Any] = {}
 
 
@@ -34,70 +37,145 @@ class Cells(NamedTuple):
     leaves: list[int]
 
 
-class Recipe(NamedTuple):
-    """What is to be made for a table."""
+class Nodes(NamedTuple):
+    """Nodes of one kind, but for Variables that hold one leaf."""
 
-    cells: Cells
-    variables: list[tuple[int, Entry, int]]  # place, entry, and leaf of those with metadata
-    nodes: dict[Any, tuple[list[int], list[type], list[Any]]]  # places, classes, extra by kind
-    values: list[tuple[int, Entry]]  # last one first
-    fillings: dict[Any, list[tuple[int, Entry, Callable[[Any], Any] | None]]]  # see `_picker`
-    statics: list[tuple[int, Entry]]  # entries that have static values
-    identities: list[int]  # the places of all nodes
-    classes: set[type]  # of Variables and of what has attributes
+    at: list[int]  # their places in the table
+    classes: list[type]
+    extras: list[Any]
+    held: list[list[int]]  # where what they hold is, among all that there is
+    columns: dict[Any, Columns]  # by class and keys: of those that are filled key by key
+    rows: list[tuple[int, Sequence[Any]]]  # the rest: the number of the node, and its keys
 
-    @classmethod
-    def of(cls, entries: Sequence[Entry]) -> Recipe:
-        """Return the recipe for a table."""
-        recipe = cls(Cells([], [], []), [], {}, [], {}, [], [], set())
-        at, classes, leaves = recipe.cells
+
+class Columns(NamedTuple):
+    """Nodes of one class whose contents are in dictionaries with the same keys."""
+
+    numbers: list[int]  # which they are, among those of their kind
+    storage: Callable[[Any], dict[Any, Any]]
+    keys: Sequence[Any]
+    picks: list[Callable[[Any], Sequence[Any]]]  # for each key, of the values of all nodes
+
+
+class Recipe:
+    """What is to be made for a table.
+
+    Arguments:
+        entries: the table.
+        base: the index of its first entry.
+    """
+
+    def __init__(self, entries: Sequence[Entry], base: int) -> None:
+        self.cells = Cells([], [], [])
+        self.variables: list[tuple[int, Entry, int]] = []  # place, entry, leaf: with metadata
+        self.nodes: dict[Kind, Nodes] = {}
+        self.values: list[tuple[int, Entry]] = []  # last one first
+        self.statics: list[tuple[int, Entry]] = []  # entries that have static values
+        self.identities: list[int] = []  # the places of all nodes
+        self.classes: set[type] = set()  # of Variables and of what has attributes
+        self.others: list[Any] = []  # what nodes hold that is no entry, if it is the same each time
+        self.open: list[tuple[int, Edge]] = []  # the rest of it, by place: leaves, most often
+        self._end = base + len(entries)
         for i, entry in enumerate(entries):
-            kind, of, extra, _, edges = entry
-            if kind.identity:
-                recipe.identities.append(i)
-                if kind.is_object:
-                    recipe.classes.add(of)
+            kind, cls, _, _, edges = entry
+            if not kind.identity:
+                self.values.append((i, entry))
+                self.statics.append((i, entry))
+                continue
+            self.identities.append(i)
+            if kind.is_object:
+                self.classes.add(cls)
             if kind.is_variable and type(edge := edges[0]) is int and edge < 0:
-                if kind is _kinds.VARIABLE and extra is None:
-                    at.append(i)
-                    classes.append(of)
-                    leaves.append(~edge)
-                else:
-                    recipe.variables.append((i, entry, ~edge))
-            elif kind.identity:
-                nodes = recipe.nodes.setdefault(kind, ([], [], []))
-                nodes[0].append(i)
-                nodes[1].append(of)
-                nodes[2].append(extra)
-                pick = _picker(edges)
-                recipe.fillings.setdefault(kind, []).append((i, entry, pick))
-                if pick is None:
-                    recipe.statics.append((i, entry))
+                self._add_variable(i, entry, ~edge)
             else:
-                recipe.values.append((i, entry))
-                recipe.statics.append((i, entry))
-        recipe.values.reverse()
-        return recipe
+                self._add_node(i, entry)
+        self.values.reverse()
+        made = [*self.cells.at, *[i for i, _, _ in self.variables]]
+        for kind, nodes in self.nodes.items():
+            made += nodes.at
+            self._find_columns(kind, nodes, entries)
+        self.arrange = picker(_places(made, len(entries)))  # from what is made to the table
+
+    def _add_variable(self, i: int, entry: Entry, leaf: int) -> None:
+        if entry.kind is _kinds.VARIABLE and entry.extra is None:
+            self.cells.at.append(i)
+            self.cells.classes.append(entry.cls)
+            self.cells.leaves.append(leaf)
+        else:
+            self.variables.append((i, entry, leaf))
+
+    def _add_node(self, i: int, entry: Entry) -> None:
+        kind, cls, extra, _, edges = entry
+        nodes = self.nodes.setdefault(kind, Nodes([], [], [], [], {}, []))
+        at: list[int] = []
+        for edge in edges:
+            if type(edge) is int and edge >= 0:
+                at.append(edge)
+                continue
+            at.append(self._end + len(self.others))
+            if type(edge) is tuple and edge[0] is not _static.LOCATED:
+                self.others.append(_static.decode(edge))
+            else:
+                self.open.append((len(self.others), edge))
+                self.others.append(None)
+        nodes.at.append(i)
+        nodes.classes.append(cls)
+        nodes.extras.append(extra)
+        nodes.held.append(at)
+        if any([type(edge) is tuple for edge in edges]):  # noqa: C419
+            self.statics.append((i, entry))
+
+    def _find_columns(self, kind: Kind, nodes: Nodes, entries: Sequence[Entry]) -> None:
+        for number, (i, cls) in enumerate(zip(nodes.at, nodes.classes, strict=True)):
+            keys = entries[i].keys
+            storage = kind.storage(cls)
+            if storage is None:
+                nodes.rows.append((number, keys))
+                continue
+            columns = nodes.columns.get((cls, keys))
+            if columns is None:
+                named = [kind.path_key(key) for key in keys]
+                columns = nodes.columns[cls, keys] = Columns([], storage, named, [])
+            columns.numbers.append(number)
+        for columns in nodes.columns.values():
+            rows = [nodes.held[number] for number in columns.numbers]
+            columns.picks.extend(map(picker, zip(*rows, strict=True)))
 
 
-def _picker(edges: tuple[Edge, ...]) -> Callable[[Any], Any] | None:
-    """Return what picks the values of an entry from all objects, None if some are no objects."""
-    if len(edges) < 2 or not all([type(edge) is int and edge >= 0 for edge in edges]):  # noqa: C419
-        return None
-    return operator.itemgetter(*edges)
+def _places(made: list[int], count: int) -> list[int]:
+    """Return where each entry is among what is made, and the place after it for all others."""
+    places = [len(made)] * count
+    for place, i in enumerate(made):
+        places[i] = place
+    return places
+
+
+def picker(at: Sequence[int]) -> Callable[[Any], Any]:
+    """Return what makes a sequence of the things at some places, in C."""
+    if len(at) > 1:
+        return operator.itemgetter(*at)
+    return operator.itemgetter(slice(at[0], at[0] + 1) if at else slice(0))
 
 
 def recipe_of(graphdef: GraphDef) -> Recipe:
     """Return the recipe of a graphdef, which is kept."""
     if graphdef.recipe is None:
-        graphdef.recipe = Recipe.of(graphdef.entries)
+        graphdef.recipe = Recipe(graphdef.entries, graphdef.base)
     return graphdef.recipe
 
 
 class Built:
-    """Objects by index, and what each of them was made of."""
+    """Objects by index, and what each of them was made of.
 
-    __slots__ = ("arrays", "cells", "held", "objects", "recipe", "resolve")
+    Arguments:
+        recipe: how they were made.
+        objects: by index, known ones first.
+        cells: those among them that are cells.
+        arrays: the leaves of the cells.
+        every: the objects, and then what nodes hold that is no object.
+        values: by place in the table, the children of values.
+        resolve: from an edge to the object, leaf or static value.
+    """
 
     def __init__(
         self,
@@ -105,14 +183,22 @@ class Built:
         objects: list[Any],
         cells: list[Any],
         arrays: list[Any],
-        held: dict[int, Sequence[Any]],
+        every: list[Any],
+        values: dict[int, Sequence[Any]],
         resolve: Callable[[Edge], Any],
     ) -> None:
-        self.recipe = recipe
-        self.objects = objects  # known objects first
-        self.cells, self.arrays = cells, arrays  # those among them that are cells, and their leaves
-        self.held = held  # by place in the table, the children; else one child, which is a leaf
-        self.resolve = resolve  # from an edge to the object, leaf or static value
+        self.recipe, self.objects, self.cells, self.arrays = recipe, objects, cells, arrays
+        self._every, self._values = every, values
+        self.resolve = resolve
+
+    @functools.cached_property
+    def held(self) -> dict[int, Sequence[Any]]:
+        """By place in the table, the children; else one child, which is a leaf."""
+        found, every = dict(self._values), self._every
+        for nodes in self.recipe.nodes.values():
+            for i, at in zip(nodes.at, nodes.held, strict=True):
+                found[i] = [every[place] for place in at]
+        return found
 
 
 def build(
@@ -132,23 +218,17 @@ def build(
             left as they are.
         at: from the place of a static value in the caller's objects to the value.
     """
-    if isinstance(entries, GraphDef):
-        recipe, entries = recipe_of(entries), entries.entries
-    else:
-        recipe = Recipe.of(entries)
     base = len(known)
-    objects: list[Any] = [*known, *[None] * len(entries)]
-    held: dict[int, Sequence[Any]] = {}
-    places, classes, leaves = recipe.cells
-    arrays = [*map(leaf, leaves)]
-    cells = _cells_of(classes, arrays)
-    for i, cell in zip(places, cells, strict=True):
-        objects[base + i] = cell
-    for i, (kind, cls, extra, keys, _), number in recipe.variables:
-        objects[base + i] = kind.build(cls, extra, keys, (leaf(number),))
-    for kind, (places, classes, extras) in recipe.nodes.items():
-        for i, node in zip(places, kind.create_all(classes, extras), strict=True):
-            objects[base + i] = node
+    recipe = recipe_of(entries) if isinstance(entries, GraphDef) else Recipe(entries, base)
+    arrays = [*map(leaf, recipe.cells.leaves)]
+    cells = _cells_of(recipe.cells.classes, arrays)
+    made = [*cells]
+    for _, (kind, cls, extra, keys, _), number in recipe.variables:
+        made.append(kind.build(cls, extra, keys, (leaf(number),)))
+    for kind, nodes in recipe.nodes.items():
+        made += kind.create_all(nodes.classes, nodes.extras)
+    made.append(None)  # for values, which are yet to be made
+    objects: list[Any] = [*known, *recipe.arrange(made)]
     for i, node in existing.items():
         objects[base + i] = node
 
@@ -159,26 +239,38 @@ def build(
             return at(edge[1], edge[2])
         return _static.decode(edge)
 
+    values: dict[int, Sequence[Any]] = {}
     for i, (kind, cls, extra, keys, edges) in recipe.values:
-        held[i] = values = [resolve(edge) for edge in edges]
-        objects[base + i] = kind.build(cls, extra, keys, values)
-    for kind, fillings in recipe.fillings.items():
-        nodes: list[tuple[Any, Any, Sequence[Any], Sequence[Any]]] = []
-        for i, (_, _, extra, keys, edges), pick in fillings:
-            held[i] = values = [*map(resolve, edges)] if pick is None else pick(objects)
-            nodes.append((objects[base + i], extra, keys, values))
-        if existing:
-            nodes = [
-                node for node, (i, _, _) in zip(nodes, fillings, strict=True) if i not in existing
-            ]
-        kind.complete_all(nodes)
-    return Built(recipe, objects, cells, arrays, held, resolve)
+        values[i] = children = [resolve(edge) for edge in edges]
+        objects[base + i] = kind.build(cls, extra, keys, children)
+    every = [*objects, *recipe.others]
+    for i, edge in recipe.open:
+        every[len(objects) + i] = resolve(edge)
+    end = len(cells) + len(recipe.variables)
+    for kind, nodes in recipe.nodes.items():
+        start, end = end, end + len(nodes.at)
+        _fill(kind, nodes, made[start:end], every)
+    return Built(recipe, objects, cells, arrays, every, values, resolve)
+
+
+def _fill(kind: Kind, nodes: Nodes, made: list[Any], every: list[Any]) -> None:
+    """Give new nodes of one kind what they hold."""
+    for numbers, storage, keys, picks in nodes.columns.values():
+        stored = [storage(made[number]) for number in numbers]
+        for key, pick in zip(keys, picks, strict=True):
+            for contents, value in zip(stored, pick(every)):  # noqa: B905 - as many
+                contents[key] = value
+    for number, keys in nodes.rows:
+        values = [every[place] for place in nodes.held[number]]
+        kind.complete(made[number], nodes.extras[number], keys, values)
 
 
 def _cells_of(classes: Sequence[type], arrays: Sequence[Any]) -> list[Any]:
     """Make Variables of the current trace that hold one array each, in C."""
     cells = [*map(_new, classes)]
-    contents = (arrays, *map(itertools.repeat, (NO_METADATA, current_token(), None)))
-    for write, given in zip(_WRITERS, contents, strict=True):
-        deque(map(write, cells, given), maxlen=0)
+    # what writes returns None, so that `any` goes on to the end
+    any(map(_write_value, cells, arrays))
+    any(map(_write_metadata, cells, repeat(NO_METADATA)))
+    any(map(_write_token, cells, repeat(current_token())))
+    any(map(_write_memories, cells, repeat(None)))
     return cells

@@ -79,12 +79,16 @@ RULES: dict[type, Rule] = {
 }
 """Per type, found once."""
 
+READERS: dict[type, Any] = {}
+"""Per type, what reads its objects fast: see `_readers`. All are forgotten if a rule changes."""
+
 LOOK: dict[type, Callable[[Any], Rule]] = {}
 """Types whose instances differ: functions, which may reach objects."""
 
 _REGISTERED: dict[type, Rule] = {}
 _RESOLVERS: list[Callable[[type], Rule | None]] = []
 
+_LEAF_DTYPES = frozenset("biufcV")
 _FUNCTIONS = (
     types.FunctionType,
     types.MethodWrapperType,
@@ -111,6 +115,20 @@ def rule_of(obj: Any) -> Rule:
             return REF if _jax.is_ref_tracer(obj) else LEAF
         rule = RULES[cls] = _classify(cls, obj)
     return rule
+
+
+def check_dtype(x: Any) -> None:
+    """Raise `NodeTypeError` if a numpy array cannot be traced."""
+    if x.dtype.kind not in _LEAF_DTYPES or x.dtype.type is np.void:  # not bfloat16 and such
+        raise NodeTypeError(
+            f"a numpy array of dtype {x.dtype} cannot be traced; hold numbers, or a tuple "
+            "of static values"
+        )
+
+
+def is_traceable(x: np.ndarray[Any, Any]) -> bool:
+    """Tell whether JAX traces numpy arrays of the dtype of this one."""
+    return x.dtype.kind in _LEAF_DTYPES and x.dtype.type is not np.void  # bfloat16 is of kind V
 
 
 def is_object(x: Any) -> bool:
@@ -350,7 +368,7 @@ def register_node(cls: type, *, static: bool = False) -> None:
             f"{cls.__qualname__} derives from {layout.__name__}, whose state lives in C and "
             f"cannot be split: hold a {layout.__name__} as an attribute instead"
         )
-    _REGISTERED[cls] = RULES[cls] = OPAQUE if static else _kinds.OBJECT
+    declare(cls, OPAQUE if static else _kinds.OBJECT)
 
 
 @overload
@@ -383,8 +401,9 @@ def node(cls: Any = None, /, *, static: bool = False) -> Any:
 
 
 def declare(cls: type, rule: Rule) -> None:
-    """Declare what instances of one of our own classes are."""
+    """Declare what instances of a class are."""
     _REGISTERED[cls] = RULES[cls] = rule
+    READERS.clear()
 
 
 def declare_look(cls: type, look: Callable[[Any], Rule]) -> None:
@@ -397,3 +416,4 @@ def add_resolver(resolve: Callable[[type], Rule | None]) -> None:
     _RESOLVERS.append(resolve)
     for cls in [c for c in RULES if resolve(c) is not None]:
         del RULES[cls]
+    READERS.clear()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -393,9 +392,9 @@ def commit_values(variables: Sequence[Variable], values: Sequence[Any]) -> None:
     forget_all(variables)
     COMMITS.begun += 1
     try:
-        deque(map(_set_value, variables, values), maxlen=0)
+        any(map(_set_value, variables, values))  # in C; each returns None
     except BaseException:
-        deque(map(_set_value, variables, old), maxlen=0)
+        any(map(_set_value, variables, old))
         raise
     finally:
         COMMITS.ended = COMMITS.begun

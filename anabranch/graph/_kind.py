@@ -76,10 +76,11 @@ class Kind:
         """Fill a node that `create` has just made with the same extra."""
         self.fill(obj, extra, keys, values)
 
-    def complete_all(self, nodes: Sequence[tuple[Any, Any, Sequence[Any], Sequence[Any]]]) -> None:
-        """Fill as many nodes, given as the arguments of `complete`."""
-        for node in nodes:
-            self.complete(*node)
+    def storage(self, cls: Any) -> Callable[[Any], dict[Any, Any]] | None:
+        """Return what finds the dictionary that a node of a class stores its contents in, by key.
+
+        None if there is no such dictionary, or more to be done to `complete` a node.
+        """
 
     def extra_without(self, extra: Any, removed: Sequence[Any]) -> Any:
         """Return the extra of a node from which some keys have been removed."""

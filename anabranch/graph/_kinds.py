@@ -22,12 +22,12 @@ from typing import Any
 from anabranch.errors import NodeTypeError
 from anabranch.graph import _module, _static, _variable
 from anabranch.graph._kind import Cell, Kind, Opened, key_value
+from anabranch.graph._module import ABSENT, read_slot
 from anabranch.graph._pytrees import PytreeKind
 from anabranch.graph._tokens import check_owned, current_token, owns
 from anabranch.graph._watchers import write_value
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
-ABSENT = object()
 
 
 # -- nodes ---------------------------------------------------------------------------------------
@@ -157,6 +157,15 @@ class _AttributeKind(Kind):
                 object.__delattr__(obj, name)
         rewrite_dict(attributes, new)
 
+    def complete(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        if (storage := self.storage(type(obj))) is None:
+            _AttributeKind.fill(self, obj, extra, keys, values)  # there is nobody to be told
+        else:
+            storage(obj).update(zip(keys, values, strict=True))
+
+    def storage(self, cls: Any) -> Callable[[Any], dict[Any, Any]] | None:
+        return None if _module.slot_names(cls) else self._attributes
+
     def empty(self, obj: Any) -> None:
         self.fill(obj, None, (), ())
 
@@ -183,20 +192,11 @@ class _ModuleKind(_AttributeKind):
             return super().holds(obj, extra, keys, values)
         return all(map(operator.is_, attributes.values(), values)) and (*attributes,) == keys
 
-    def complete(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        self.complete_all([(obj, extra, keys, values)])
-
-    def complete_all(self, nodes: Sequence[tuple[Any, Any, Sequence[Any], Sequence[Any]]]) -> None:
-        for obj, extra, keys, values in nodes:
-            if _module.slot_names(type(obj)):
-                super().fill(obj, extra, keys, values)
-                continue
-            attributes = _module.attributes_of(obj)
-            for key, value in zip(keys, values):  # noqa: B905 - as many; faster than `update`
-                attributes[key] = value
-
     def _attributes(self, obj: Any) -> dict[str, Any]:
         return _module.attributes_of(obj)
+
+    def storage(self, cls: Any) -> Callable[[Any], dict[Any, Any]] | None:
+        return None if _module.slot_names(cls) else _module.attributes_of
 
     def kept_plans(self, obj: Any) -> Any:
         try:
@@ -227,13 +227,6 @@ class _ModuleKind(_AttributeKind):
 
     def empty(self, obj: Any) -> None:
         self._attributes(obj).clear()
-
-
-def read_slot(obj: Any, name: str) -> Any:
-    try:
-        return object.__getattribute__(obj, name)
-    except AttributeError:
-        return ABSENT
 
 
 def rewrite_dict(old: dict[Any, Any], new: dict[Any, Any]) -> None:
@@ -311,8 +304,15 @@ class _DictKind(Kind):
         named = [own[k] if k in own else key_value(k) for k in keys]
         rewrite_dict(obj, dict(zip(named, values, strict=True)))
 
+    def storage(self, cls: Any) -> Callable[[Any], dict[Any, Any]] | None:
+        return None if cls is defaultdict else _itself
+
     def path_key(self, key: Any) -> Any:
         return key_value(key)
+
+
+def _itself(obj: dict[Any, Any]) -> dict[Any, Any]:
+    return obj
 
 
 def _encode_key(key: Any) -> Any:

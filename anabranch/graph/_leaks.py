@@ -32,7 +32,8 @@ from anabranch.graph._function import (
     plain_function,
     what_is_captured,
 )
-from anabranch.graph._kinds import ABSENT, Kind, read_slot
+from anabranch.graph._kinds import Kind
+from anabranch.graph._module import ABSENT, read_slot
 from anabranch.graph._scope import Scope
 from anabranch.graph._spend import SPENT
 

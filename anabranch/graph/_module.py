@@ -12,7 +12,6 @@ import functools
 import inspect
 import itertools
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -26,7 +25,7 @@ from anabranch.graph._watchers import Watchers, tell
 _set: Callable[[Any, str, Any], None] = object.__setattr__
 _get: Callable[[Any, str], Any] = object.__getattribute__
 _new: Callable[[type], Any] = object.__new__
-_ABSENT = object()
+ABSENT = object()
 IS_HEAP_TYPE = 1 << 9
 
 
@@ -127,7 +126,7 @@ class Module(_WithDict):
         token = _token_of(self)
         if not owns(token):
             refuse(self, f"set attribute {name!r}")
-        old = attributes_of(self).get(name, _ABSENT)
+        old = attributes_of(self).get(name, ABSENT)
         is_told = old is not value and not (_is_array(old) and _is_array(value))
         if not is_told or type(token) is weakref.ref:
             _set(self, name, value)
@@ -187,8 +186,9 @@ def _is_array(x: Any) -> bool:
 def empty_modules(classes: Sequence[type[Module]]) -> list[Module]:
     """Make Modules of the current trace that hold nothing."""
     modules = [*map(_new, classes)]
-    deque(map(_set_token, modules, itertools.repeat(current_token())), maxlen=0)
-    deque(map(_set_watchers, modules, itertools.repeat(None)), maxlen=0)
+    # what writes returns None, so that `any` goes on to the end
+    any(map(_set_token, modules, itertools.repeat(current_token())))
+    any(map(_set_watchers, modules, itertools.repeat(None)))
     return modules
 
 
@@ -232,11 +232,19 @@ def slot_names(cls: type) -> tuple[str, ...]:
     return tuple(names)
 
 
+def read_slot(obj: Any, name: str) -> Any:
+    """Return what a slot of an object holds, `ABSENT` if it is empty."""
+    try:
+        return _get(obj, name)
+    except AttributeError:
+        return ABSENT
+
+
 def _state_of(module: Module) -> dict[str, Any]:
     state = dict(attributes_of(module))
     for name in slot_names(type(module)):
-        value = getattr(module, name, _ABSENT)
-        if value is not _ABSENT:
+        value = getattr(module, name, ABSENT)
+        if value is not ABSENT:
             state[name] = value
     return state
 

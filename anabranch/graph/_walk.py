@@ -14,9 +14,9 @@ import numpy as np
 
 from anabranch.errors import NodeTypeError, StaticValueError, bounded
 from anabranch.graph import _classify, _kinds, _static, _table
-from anabranch.graph._classify import LEAF, NUMBER, OPAQUE, REF, RULES, STATIC, UNKNOWN
+from anabranch.graph._classify import LEAF, NUMBER, OPAQUE, READERS, REF, RULES, STATIC, UNKNOWN
 from anabranch.graph._kinds import Kind
-from anabranch.graph._module import attributes_of, slot_names
+from anabranch.graph._readers import Reader
 from anabranch.graph._scope import OPEN, here, object_here
 from anabranch.graph._table import Edge, Entry, Spec, spec_of, unfinished
 from anabranch.graph._variable import NO_METADATA
@@ -25,13 +25,9 @@ Contents: TypeAlias = "tuple[Any, Sequence[Any], Sequence[Any]]"
 
 VARIABLE = _kinds.VARIABLE
 _VALUE = ("value",)
-_LEAF_DTYPES = frozenset("biufcV")
 
 _CELLS: dict[type, Spec] = {}
 """The specs of Variables without metadata, by class."""
-
-_MODULES: dict[type, Spec] = {}
-"""The spec of the last Module that was seen, by class, if it has no slots: most are alike."""
 
 
 class Opaque:
@@ -76,6 +72,7 @@ class Walk:
         self.leaves: list[Any] = []
         self._variable_numbers = variable_numbers
         self._refs: dict[int, int] = {}
+        self.rest: Sequence[Any] = ()  # what is left of what a reader has read
         self._first_leaf = 0  # leaves are numbered from here
 
     def begin(self) -> tuple[int, int, int]:
@@ -159,8 +156,10 @@ class Walk:
     def _encode(  # noqa: PLR0915 - in one loop, since a call for each object is what is saved
         self, values: Sequence[Any], numbers: bool, variable: str | None
     ) -> None:
-        ids, objects, held, leaves = self.ids, self.objects, self.held, self.leaves
-        rules, cells, modules, new_leaf = RULES, _CELLS, _MODULES, _table.LEAF
+        ids, objects, leaves = self.ids, self.objects, self.leaves
+        rules, cells, new_leaf = RULES, _CELLS, _table.LEAF
+        # inside of a transform, static values are looked up one by one
+        readers: dict[type, Reader] = READERS if self._located is None else {}
         tokens, base, stack, no_metadata = self.tokens, self.base, list[Any](), NO_METADATA
         index, rest, array = base + len(objects), iter(values), None
         while True:
@@ -189,23 +188,14 @@ class Walk:
                         tokens.append(spec)
                         tokens.append(new_leaf)
                         continue
-                spec = modules.get(of)
-                if spec is not None and variable is None and not OPEN:
-                    known = ids.setdefault(id(x), index)
-                    if known != index:
-                        tokens.append(known)
-                        continue
-                    attributes = attributes_of(x)
-                    keys, values = (*attributes,), (*attributes.values(),)
-                    if keys != spec.keys:
-                        spec = modules[of] = spec_of(_kinds.MODULE, of, None, keys)
-                    index += 1
-                    objects.append(x)
-                    held[known] = values
-                    tokens.append(spec)
-                    stack.append((rest, numbers, None))
-                    rest, numbers = iter(values), False
-                    break
+                reader = readers.get(of)
+                if reader is not None and variable is None and not OPEN:
+                    index = reader.read(x, index, self) or reader.read_otherwise(x, index, self)
+                    if self.rest:
+                        stack.append((rest, numbers, None))
+                        rest, numbers, self.rest = iter(self.rest), False, ()
+                        break
+                    continue
                 rule: Any = rules.get(of) or _classify.rule_of(x)
                 if rule is LEAF:
                     if of is np.ndarray:
@@ -249,8 +239,8 @@ class Walk:
         spec = spec_of(kind, cls, extra, keys)
         if kind is VARIABLE:
             _CELLS[cls] = spec_of(kind, cls, None, _VALUE)
-        elif kind is _kinds.MODULE and not slot_names(cls):
-            _MODULES[cls] = spec
+        elif kind.numbers is False and kind.storage(cls) is not None and cls not in READERS:
+            READERS[cls] = Reader(kind, cls)
         index = self.base + len(self.objects)
         if kind.identity:
             ids[id(x)] = index
@@ -266,7 +256,7 @@ class Walk:
         if rule is NUMBER and numbers:
             self.leaves.append(x)
             return _table.LEAF
-        return self._static(x, rule, variable)
+        return self.static(x, rule, variable)
 
     def _where(self, start: int, name: Callable[[int], str]) -> str:
         """Return how the place that is being encoded is written."""
@@ -319,7 +309,8 @@ class Walk:
             )
         return ~(known - self._first_leaf)
 
-    def _static(self, x: Any, rule: Any, variable: str | None) -> Edge:
+    def static(self, x: Any, rule: Any, variable: str | None = None) -> Edge:
+        """Return the token for a static value, given what it is by its type."""
         if self._located is not None and type(x) not in _static.EXACT_BY_TYPE:
             place = self._located.get(id(x))
             if place is not None:
@@ -368,7 +359,7 @@ def content_of(entry: Entry, values: Sequence[Any] | None, leaves: Sequence[Any]
 
 
 def _check_dtype(x: Any) -> None:
-    if x.dtype.kind not in _LEAF_DTYPES or x.dtype.type is np.void:  # not bfloat16 and such
+    if not _classify.is_traceable(x):
         raise NodeTypeError(
             f"a numpy array of dtype {x.dtype} cannot be traced; hold numbers, or a tuple "
             "of static values"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any
@@ -44,7 +43,7 @@ class Access:
 
     def write(self, variables: Sequence[Any], values: Sequence[Any]) -> None:
         """Write them."""
-        deque(self.writing(variables, values), 0)
+        any(self.writing(variables, values))  # each returns None
 
     def writing(self, variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
         """Return what writes one each time that it is asked for the next."""

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from anabranch._source import Source
 from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._function import is_filled, is_settled
 from anabranch.graph._kinds import Kind
 from anabranch.transforms._columns import has_plain_attributes
-from anabranch.transforms._source import Source
 
 _MOST = 512  # elements that are looked at
 _FEW = 16  # elements of a container that are compared one by one

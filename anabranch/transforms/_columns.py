@@ -11,9 +11,9 @@ from collections.abc import Collection, Hashable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from anabranch._source import Source
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.transforms._rows import Rows
-from anabranch.transforms._source import Source
 
 LONG = 10
 """Children of one form from which on they are read by columns."""

@@ -8,12 +8,12 @@ from itertools import chain
 from threading import get_ident
 from typing import Protocol
 
+from anabranch._source import Source
 from anabranch.graph._turn import FREE, HOLDER, wait
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._plan import Plan
 from anabranch.transforms._result import Result
 from anabranch.transforms._segment import Segment
-from anabranch.transforms._source import Source
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._taken import Arguments, split_name
 from anabranch.transforms._watch import Unplannable
@@ -194,7 +194,7 @@ class Ending:
         return children[put.position]
 
     def _write_together(self, variables: str | None, *, puts: bool = False) -> None:
-        """Write in one call in C, so that nothing can come between two of them."""
+        """Write in one call in C, so that nothing can come between: each write returns None."""
         source = self.source
         if variables is not None:
             source.add(f"new = {self._outputs()}", 2)
@@ -207,13 +207,13 @@ class Ending:
         written = "" if variables is None else f"map({write}, {variables}, new)"
         if puts:
             written = f"join(writer.putting(holders, placed), {written})"
-        source.add(f"deque({written}, 0)", 3)
+        source.add(f"any({written})", 3)
         self._remember(3)
         if puts:  # an interrupt may come when all has been written
             source.add("except BaseException:", 2)
             source.add("writer.put_back(holders, before)", 3)
             if variables is not None:
-                source.add(f"deque(map({write}, {variables}, old), 0)", 3)
+                source.add(f"any(map({write}, {variables}, old))", 3)
                 self._forget(3)
             source.add("raise", 3)
         source.add("finally:", 2)
@@ -252,7 +252,7 @@ class Ending:
                     source.add(f"m{number}[:] = {new}", depth + 1)
                 else:
                     places = source.constant(at)
-                    source.add(f"deque(map(m{number}.__setitem__, {places}, {new}), 0)", depth + 1)
+                    source.add(f"any(map(m{number}.__setitem__, {places}, {new}))", depth + 1)
             # even None: a finaliser may have made a call while they were written
             source.add(f"k{number}.values = m{number}", depth)
             source.add(f"if k{number}.beside: k{number}.drop_beside()", depth)

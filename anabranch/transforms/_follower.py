@@ -25,11 +25,11 @@ import functools
 import operator
 import sys
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch import _jax
+from anabranch._source import Source
 from anabranch.graph import _classify, _scope, _tokens
 from anabranch.graph._flatten import COMMITS
 from anabranch.graph._kinds import Kind
@@ -40,11 +40,13 @@ from anabranch.transforms._lifting import has_found
 from anabranch.transforms._plan import AGAIN, Plan
 from anabranch.transforms._reading import Reading
 from anabranch.transforms._segment import Segment
-from anabranch.transforms._source import FILE, Source
 from anabranch.transforms._spine import Head
 from anabranch.transforms._taken import Arguments
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import Writer
+
+_FILE = f"<{__name__}>"
+"""The file that the frame of a follower says it is in."""
 
 
 def make_follower(
@@ -89,7 +91,7 @@ class _Follower:
         general: Mapping[str, Any],
     ) -> None:
         self.plan, self.segments, self.report, self.writer = plan, segments, report, writer
-        self.source = source = Source()
+        self.source = source = Source("follow(args, kwargs)", "AGAIN", _FILE)
         source.names.update(
             {
                 **general,
@@ -99,7 +101,6 @@ class _Follower:
                 "STRUCTURE": STRUCTURE,
                 "all": all,
                 "current_trace": _jax.current_trace,
-                "deque": deque,
                 "function": plan.function,
                 "is_": operator.is_,
                 "map": map,
@@ -281,7 +282,7 @@ def followed_call() -> tuple[Any, Any, Any] | None:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == FILE:
+        if frame.f_code.co_filename == _FILE:
             return frame.f_globals["splitter"], frame.f_locals["args"], frame.f_locals["kwargs"]
         frame = frame.f_back
     return None

@@ -9,11 +9,11 @@ from typing import Any
 
 import jax
 
+from anabranch._source import Source
 from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.transforms._columns import has_plain_attributes, leaf_types
 from anabranch.transforms._places import Loose, Place, spine_of
 from anabranch.transforms._segment import Attributes, Segment
-from anabranch.transforms._source import Source
 from anabranch.transforms._taken import Arguments
 from anabranch.transforms._visit import Visit
 from anabranch.transforms._watch import Unplannable

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from anabranch._source import Source
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._function import is_settled
 from anabranch.graph._kinds import Kind
@@ -29,7 +30,6 @@ from anabranch.transforms._columns import (
 from anabranch.transforms._opened import contents_of, static_of
 from anabranch.transforms._places import spine_of
 from anabranch.transforms._sharing import Sharing
-from anabranch.transforms._source import Source
 from anabranch.transforms._trees import is_large, statics_of, tree_of
 from anabranch.transforms._watch import Unplannable, Watch
 from anabranch.transforms._words import ids_in

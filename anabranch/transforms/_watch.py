@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
+from anabranch._source import Source
 from anabranch.graph import _classify
 from anabranch.graph._function import global_names, is_filled, is_library, is_settled
 from anabranch.transforms._captures import (
@@ -29,7 +30,6 @@ from anabranch.transforms._captures import (
     is_weak,
     leads,
 )
-from anabranch.transforms._source import Source
 
 _MOST = 512  # places; functions that reach more are followed anew on every call
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anabranch.transforms._source import Source
+from anabranch._source import Source
 
 WORD = sizeof(c_size_t)
 """The bytes of a reference, or another number."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -175,9 +175,10 @@ class Writer:
         forget_all(self.access.watched(variables))
         self.tell(objects)
         COMMITS.begun += 1
-        try:  # all in one call in C, so that nothing can come between two of them
+        try:
             written = self.access.writing(variables, values)
-            deque(chain(self.putting(holders, placed), written), 0)
+            # all in one call in C, so that nothing can come between: each write returns None
+            any(chain(self.putting(holders, placed), written))
         except BaseException:
             self.put_back(holders, before)
             self.access.write(variables, held)

@@ -1,17 +1,21 @@
-"""The source of a follower."""
+"""The source of a function that is written by the program."""
 
 from __future__ import annotations
 
 from typing import Any
 
-FILE = f"<{__name__}>"
-"""The file that the frame of a follower says it is in."""
-
 
 class Source:
-    """The source of a function, and the names that it uses."""
+    """The source of a function, and the names that it uses.
 
-    def __init__(self) -> None:
+    Arguments:
+        head: its name and its arguments.
+        otherwise: the expression that it returns where what it was written for does not hold.
+        file: the name of the file that its frames say they are in.
+    """
+
+    def __init__(self, head: str, otherwise: str, file: str) -> None:
+        self._head, self._otherwise, self._file = head, otherwise, file
         self.lines: list[str] = []
         self.names: dict[str, Any] = {}
         self._count = 0
@@ -21,18 +25,18 @@ class Source:
         self.lines.append("    " * depth + line)
 
     def unless(self, condition: str) -> None:
-        """Go the general way unless a condition holds."""
-        self.add(f"if not ({condition}): return AGAIN")
+        """Give up unless a condition holds."""
+        self.add(f"if not ({condition}): return {self._otherwise}")
 
     def guard(self, start: int) -> None:
-        """Go the general way if one of the lines from `start` on fails.
+        """Give up if one of the lines from `start` on fails.
 
         They fail where somebody writes what they read, or where it has another length than the
         names that it is unpacked to.
         """
         lines = [f"    {line}" for line in self.lines[start:]]
         self.lines[start:] = ["    try:", *lines]
-        self.add("except (LookupError, ValueError, RuntimeError): return AGAIN")
+        self.add(f"except (LookupError, ValueError, RuntimeError): return {self._otherwise}")
 
     def fresh(self, prefix: str = "a") -> str:
         """Return the name of a new variable."""
@@ -47,6 +51,6 @@ class Source:
 
     def compile(self) -> Any:
         """Return the function."""
-        source = "\n".join(["def follow(args, kwargs):", *self.lines])
-        exec(compile(source, FILE, "exec"), self.names)
-        return self.names["follow"]
+        source = "\n".join([f"def {self._head}:", *self.lines])
+        exec(compile(source, self._file, "exec"), self.names)
+        return self.names[self._head.partition("(")[0]]
