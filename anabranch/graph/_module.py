@@ -18,8 +18,9 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from anabranch._jax import current_trace
 from anabranch.errors import NodeTypeError, ReadOnlyError, SpentTwinError
-from anabranch.graph._tokens import STRUCTURE, current_token, owns, refuse
+from anabranch.graph._tokens import OPEN_LEVELS, ROOT, STRUCTURE, current_token, owns, refuse
 from anabranch.graph._watchers import Watchers, tell
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
@@ -124,11 +125,12 @@ class Module(_WithDict):
 
     def __setattr__(self, name: str, value: Any) -> None:
         token = _token_of(self)
-        if not owns(token):
+        is_owned = (token is ROOT and current_trace() is ROOT and not OPEN_LEVELS) or owns(token)
+        if not is_owned:
             refuse(self, f"set attribute {name!r}")
         old = attributes_of(self).get(name, ABSENT)
-        is_told = old is not value and not (_is_array(old) and _is_array(value))
-        if not is_told or type(token) is weakref.ref:
+        are_arrays = type(value) not in _NO_ARRAYS and _is_array(old) and _is_array(value)
+        if are_arrays or old is value or type(token) is weakref.ref:
             _set(self, name, value)
             return
         # `tell_of_write`, written out: first, so that no interrupt can prevent it

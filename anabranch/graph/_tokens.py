@@ -25,13 +25,13 @@ from anabranch.errors import CapturedWriteError
 
 R = TypeVar("R")
 
-_ROOT = _jax.root_trace()
+ROOT = _jax.root_trace()
 
 
 def _current_trace() -> Any:
     """Return the current trace; what is made in a `hoisting` block belongs to the one around it."""
     trace = _jax.current_trace()
-    return trace if trace is _ROOT else _jax.opened_in(trace)
+    return trace if trace is ROOT else _jax.opened_in(trace)
 
 
 NOBODY = object()
@@ -57,7 +57,7 @@ class _Levels(threading.local):
 
 
 _LEVELS = _Levels()
-_OPEN: list[_Level] = []  # those of all threads: most often there is none
+OPEN_LEVELS: list[_Level] = []  # those of all threads: most often there is none
 
 
 def call_at_own_level(function: Callable[..., R], *args: Any) -> R:
@@ -66,7 +66,7 @@ def call_at_own_level(function: Callable[..., R], *args: Any) -> R:
     stack = _LEVELS.stack
     depth = len(stack)
     try:
-        _OPEN.append(level)
+        OPEN_LEVELS.append(level)
         STRUCTURE.unwatched = object()
         stack.append(level)
         return function(*args)
@@ -74,14 +74,14 @@ def call_at_own_level(function: Callable[..., R], *args: Any) -> R:
         # in place, and this first: an interrupt may come whenever a function is entered or left
         del stack[depth:]
         level.trace = None  # tokens of objects that outlive it do not keep the trace
-        if level in _OPEN:
-            _OPEN.remove(level)
+        if level in OPEN_LEVELS:
+            OPEN_LEVELS.remove(level)
 
 
 def current_token() -> Any:
     """Return the token of the current trace; equal tokens are the same object."""
     trace = _current_trace()
-    if _OPEN:
+    if OPEN_LEVELS:
         level = _LEVELS.of(trace)
         if level is not None:
             return level
@@ -91,12 +91,12 @@ def current_token() -> Any:
 def token_of(trace: Any) -> Any:
     """Return the token of what is made in a trace, at no level of its own."""
     # without a callback, Python keeps one reference object a trace
-    return trace if trace is _ROOT or trace is None else weakref.ref(trace)
+    return trace if trace is ROOT or trace is None else weakref.ref(trace)
 
 
 def levels_are_open() -> bool:
     """Tell whether there is a level of its own in any thread."""
-    return bool(_OPEN)
+    return bool(OPEN_LEVELS)
 
 
 def is_level(token: Any) -> bool:
@@ -113,10 +113,10 @@ def trace_of(token: Any) -> Any:
 
 def owns(token: Any) -> bool:
     """Tell whether a token belongs to the current trace."""
-    if token is _ROOT and _jax.current_trace() is _ROOT and not _OPEN:
+    if token is ROOT and _jax.current_trace() is ROOT and not OPEN_LEVELS:
         return True
     trace = _current_trace()
-    if _OPEN:
+    if OPEN_LEVELS:
         level = _LEVELS.of(trace)
         if level is not None:
             return token is level
@@ -134,7 +134,7 @@ def refuse(obj: object, action: str) -> NoReturn:
     from anabranch.graph._expression import expression_for  # it needs all kinds of objects
 
     trace = _current_trace()
-    eager = trace is None or trace is _ROOT
+    eager = trace is None or trace is ROOT
     here = "eager code" if eager else _jax.describe_boundary(trace)
     name = expression_for(obj)
     named = "" if name is None else f" ({name})"

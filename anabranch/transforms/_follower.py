@@ -270,7 +270,7 @@ class _Follower:
 def _rearm(plan: Plan, function: Any, segments: Sequence[Segment]) -> bool:
     """Tell whether what nobody watches concerns the calls of a plan."""
     unwatched = STRUCTURE.unwatched  # before all else: what comes later is noticed again
-    if _tokens._OPEN or _scope.OPEN or has_found(function):
+    if _tokens.OPEN_LEVELS or _scope.OPEN or has_found(function):
         return False
     return plan.rearm(segments, unwatched)
 

@@ -29,7 +29,7 @@ from anabranch.transforms._watch import Unplannable
 
 R = TypeVar("R")
 
-_current_trace, _ROOT, _LEVELS = _jax.current_trace, _jax.root_trace(), _tokens._OPEN
+_current_trace, _ROOT, _LEVELS = _jax.current_trace, _tokens.ROOT, _tokens.OPEN_LEVELS
 
 
 class _Splitter(NamedTuple):

@@ -137,7 +137,7 @@ GRAPHS: dict[str, Any] = {
     "functions with objects": lambda: [Cell(lambda m=Norm(): m, SHARED) for _ in range(4)],  # noqa: B008
     "other keys": lambda: [Cell({"a": 1, **({"b": 2} if i > 3 else {})}, i) for i in range(6)],
     "fewer keys": lambda: [Cell({"a": 1, **({"b": 2} if i < 3 else {})}, i) for i in range(6)],
-    "another order": lambda: [Cell({k: 1 for k in ("ab" if i < 3 else "ba")}, i) for i in range(6)],
+    "another order": lambda: [Cell(dict.fromkeys("ab" if i < 3 else "ba", 1), i) for i in range(6)],
     "keys of a class": lambda: [Cell({("a" if i < 3 else Text("a")): 1}, i) for i in range(6)],
     "empty lists": lambda: [Cell([], 1), Cell([], 1), Cell([], 1), Cell([1], 1), Cell([], 1)],
     "arrays of text": lambda: [Cell(np.ones(1), Static(i)) for i in range(5)],

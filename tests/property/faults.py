@@ -222,7 +222,7 @@ def left_open() -> list[str]:
     state = {
         "scopes of any thread": _scope.OPEN,
         "scopes": _scope._SCOPES.stack,
-        "levels of any thread": _tokens._OPEN,
+        "levels of any thread": _tokens.OPEN_LEVELS,
         "levels": _tokens._LEVELS.stack,
         "attempts": _lifting._ATTEMPTS.stack,
         "watchers": _captured_values._WATCHERS.stack,
