@@ -14,6 +14,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
+from operator import setitem
 from typing import Any, NamedTuple
 
 from anabranch.graph import _kinds, _static
@@ -43,18 +44,15 @@ class Nodes(NamedTuple):
     at: list[int]  # their places in the table
     classes: list[type]
     extras: list[Any]
-    held: list[list[int]]  # where what they hold is, among all that there is
-    columns: dict[Any, Columns]  # by class and keys: of those that are filled key by key
-    rows: list[tuple[int, Sequence[Any]]]  # the rest: the number of the node, and its keys
 
 
-class Columns(NamedTuple):
-    """Nodes of one class whose contents are in dictionaries with the same keys."""
+class Stores(NamedTuple):
+    """What is written to dictionaries in which nodes store what they hold."""
 
-    numbers: list[int]  # which they are, among those of their kind
-    storage: Callable[[Any], dict[Any, Any]]
-    keys: Sequence[Any]
-    picks: list[Callable[[Any], Sequence[Any]]]  # for each key, of the values of all nodes
+    nodes: list[tuple[Callable[[Any], Any], int]]  # what finds the dictionary, and the place
+    owners: list[int]  # for each thing, the number of the node
+    keys: list[Any]
+    held: list[int]  # where it is among all that there is
 
 
 class Recipe:
@@ -73,8 +71,11 @@ class Recipe:
         self.statics: list[tuple[int, Entry]] = []  # entries that have static values
         self.identities: list[int] = []  # the places of all nodes
         self.classes: set[type] = set()  # of Variables and of what has attributes
-        self.others: list[Any] = []  # what nodes hold that is no entry, if it is the same each time
-        self.open: list[tuple[int, Edge]] = []  # the rest of it, by place: leaves, most often
+        self.held: dict[int, list[int]] = {}  # by place of a node, where what it holds will be:
+        self.others: list[Any] = []  # after all entries, if it is none and the same each time;
+        self.open: list[tuple[int, Edge]] = []  # else what it is, and its number among those
+        self.rest: list[tuple[int, Entry]] = []  # nodes that store nothing in a dictionary
+        self._stores = Stores([], [], [], [])
         self._end = base + len(entries)
         for i, entry in enumerate(entries):
             kind, cls, _, _, edges = entry
@@ -91,10 +92,10 @@ class Recipe:
                 self._add_node(i, entry)
         self.values.reverse()
         made = [*self.cells.at, *[i for i, _, _ in self.variables]]
-        for kind, nodes in self.nodes.items():
-            made += nodes.at
-            self._find_columns(kind, nodes, entries)
+        made += [i for nodes in self.nodes.values() for i in nodes.at]
         self.arrange = picker(_places(made, len(entries)))  # from what is made to the table
+        self.stored, owners, self.keys, held = self._stores
+        self.pick_owners, self.pick_held = picker(owners), picker(held)
 
     def _add_variable(self, i: int, entry: Entry, leaf: int) -> None:
         if entry.kind is _kinds.VARIABLE and entry.extra is None:
@@ -105,41 +106,34 @@ class Recipe:
             self.variables.append((i, entry, leaf))
 
     def _add_node(self, i: int, entry: Entry) -> None:
-        kind, cls, extra, _, edges = entry
-        nodes = self.nodes.setdefault(kind, Nodes([], [], [], [], {}, []))
-        at: list[int] = []
-        for edge in edges:
-            if type(edge) is int and edge >= 0:
-                at.append(edge)
-                continue
-            at.append(self._end + len(self.others))
-            if type(edge) is tuple and edge[0] is not _static.LOCATED:
-                self.others.append(_static.decode(edge))
-            else:
-                self.open.append((len(self.others), edge))
-                self.others.append(None)
+        kind, cls, extra, keys, edges = entry
+        nodes = self.nodes.setdefault(kind, Nodes([], [], []))
         nodes.at.append(i)
         nodes.classes.append(cls)
         nodes.extras.append(extra)
-        nodes.held.append(at)
+        self.held[i] = held = [*map(self._place_of, edges)]
         if any([type(edge) is tuple for edge in edges]):  # noqa: C419
             self.statics.append((i, entry))
+        storage = kind.storage(cls)
+        if storage is None:
+            self.rest.append((i, entry))
+            return
+        stores = self._stores
+        stores.owners.extend([len(stores.nodes)] * len(held))
+        stores.nodes.append((storage, i))
+        stores.keys.extend(map(kind.path_key, keys))
+        stores.held.extend(held)
 
-    def _find_columns(self, kind: Kind, nodes: Nodes, entries: Sequence[Entry]) -> None:
-        for number, (i, cls) in enumerate(zip(nodes.at, nodes.classes, strict=True)):
-            keys = entries[i].keys
-            storage = kind.storage(cls)
-            if storage is None:
-                nodes.rows.append((number, keys))
-                continue
-            columns = nodes.columns.get((cls, keys))
-            if columns is None:
-                named = [kind.path_key(key) for key in keys]
-                columns = nodes.columns[cls, keys] = Columns([], storage, named, [])
-            columns.numbers.append(number)
-        for columns in nodes.columns.values():
-            rows = [nodes.held[number] for number in columns.numbers]
-            columns.picks.extend(map(picker, zip(*rows, strict=True)))
+    def _place_of(self, edge: Edge) -> int:
+        """Return where what an edge leads to will be, among all that there is."""
+        if type(edge) is int and edge >= 0:
+            return edge
+        if type(edge) is tuple and edge[0] is not _static.LOCATED:
+            self.others.append(_static.decode(edge))
+        else:
+            self.open.append((len(self.others), edge))
+            self.others.append(None)
+        return self._end + len(self.others) - 1
 
 
 def _places(made: list[int], count: int) -> list[int]:
@@ -195,9 +189,8 @@ class Built:
     def held(self) -> dict[int, Sequence[Any]]:
         """By place in the table, the children; else one child, which is a leaf."""
         found, every = dict(self._values), self._every
-        for nodes in self.recipe.nodes.values():
-            for i, at in zip(nodes.at, nodes.held, strict=True):
-                found[i] = [every[place] for place in at]
+        for i, places in self.recipe.held.items():
+            found[i] = [every[place] for place in places]
         return found
 
 
@@ -225,10 +218,11 @@ def build(
     made = [*cells]
     for _, (kind, cls, extra, keys, _), number in recipe.variables:
         made.append(kind.build(cls, extra, keys, (leaf(number),)))
-    for kind, nodes in recipe.nodes.items():
-        made += kind.create_all(nodes.classes, nodes.extras)
+    for kind, (_, classes, extras) in recipe.nodes.items():
+        made += kind.create_all(classes, extras)
     made.append(None)  # for values, which are yet to be made
-    objects: list[Any] = [*known, *recipe.arrange(made)]
+    nodes = recipe.arrange(made)  # by place; what stands for existing ones is not used
+    objects: list[Any] = [*known, *nodes]
     for i, node in existing.items():
         objects[base + i] = node
 
@@ -246,29 +240,17 @@ def build(
     every = [*objects, *recipe.others]
     for i, edge in recipe.open:
         every[len(objects) + i] = resolve(edge)
-    end = len(cells) + len(recipe.variables)
-    for kind, nodes in recipe.nodes.items():
-        start, end = end, end + len(nodes.at)
-        _fill(kind, nodes, made[start:end], every)
+    stored = [storage(nodes[i]) for storage, i in recipe.stored]
+    # in C: each write returns None, so that `any` goes on to the end
+    any(map(setitem, recipe.pick_owners(stored), recipe.keys, recipe.pick_held(every)))
+    for i, (kind, _, extra, keys, _) in recipe.rest:
+        kind.complete(nodes[i], extra, keys, [every[place] for place in recipe.held[i]])
     return Built(recipe, objects, cells, arrays, every, values, resolve)
-
-
-def _fill(kind: Kind, nodes: Nodes, made: list[Any], every: list[Any]) -> None:
-    """Give new nodes of one kind what they hold."""
-    for numbers, storage, keys, picks in nodes.columns.values():
-        stored = [storage(made[number]) for number in numbers]
-        for key, pick in zip(keys, picks, strict=True):
-            for contents, value in zip(stored, pick(every)):  # noqa: B905 - as many
-                contents[key] = value
-    for number, keys in nodes.rows:
-        values = [every[place] for place in nodes.held[number]]
-        kind.complete(made[number], nodes.extras[number], keys, values)
 
 
 def _cells_of(classes: Sequence[type], arrays: Sequence[Any]) -> list[Any]:
     """Make Variables of the current trace that hold one array each, in C."""
     cells = [*map(_new, classes)]
-    # what writes returns None, so that `any` goes on to the end
     any(map(_write_value, cells, arrays))
     any(map(_write_metadata, cells, repeat(NO_METADATA)))
     any(map(_write_token, cells, repeat(current_token())))
