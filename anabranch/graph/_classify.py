@@ -117,15 +117,6 @@ def rule_of(obj: Any) -> Rule:
     return rule
 
 
-def check_dtype(x: Any) -> None:
-    """Raise `NodeTypeError` if a numpy array cannot be traced."""
-    if x.dtype.kind not in _LEAF_DTYPES or x.dtype.type is np.void:  # not bfloat16 and such
-        raise NodeTypeError(
-            f"a numpy array of dtype {x.dtype} cannot be traced; hold numbers, or a tuple "
-            "of static values"
-        )
-
-
 def is_traceable(x: np.ndarray[Any, Any]) -> bool:
     """Tell whether JAX traces numpy arrays of the dtype of this one."""
     return x.dtype.kind in _LEAF_DTYPES and x.dtype.type is not np.void  # bfloat16 is of kind V
