@@ -45,7 +45,7 @@ from anabranch.transforms._taken import Arguments
 from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import Writer
 
-_FILE = f"<{__name__}>"
+FILE = f"<{__name__}>"
 """The file that the frame of a follower says it is in."""
 
 
@@ -91,7 +91,7 @@ class _Follower:
         general: Mapping[str, Any],
     ) -> None:
         self.plan, self.segments, self.report, self.writer = plan, segments, report, writer
-        self.source = source = Source("follow(args, kwargs)", "AGAIN", _FILE)
+        self.source = source = Source("follow(args, kwargs)", "AGAIN", FILE)
         source.names.update(
             {
                 **general,
@@ -282,7 +282,7 @@ def followed_call() -> tuple[Any, Any, Any] | None:
     """
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == _FILE:
+        if frame.f_code.co_filename == FILE:
             return frame.f_globals["splitter"], frame.f_locals["args"], frame.f_locals["kwargs"]
         frame = frame.f_back
     return None

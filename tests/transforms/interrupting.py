@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anabranch as ab
-from anabranch.transforms._source import FILE
+from anabranch.transforms._follower import FILE
 
 OURS = (str(Path(ab.__file__).parent) + os.sep, FILE)
 
