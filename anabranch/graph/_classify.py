@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
@@ -155,7 +156,9 @@ def _classify(cls: type, obj: Any) -> Rule:
     if isinstance(obj, jax.Array):
         return LEAF
     if issubclass(cls, np.generic):
-        return NUMBER if issubclass(cls, (np.number, np.bool_)) else STATIC
+        # those of ml_dtypes, bfloat16 and such, derive from no class of numbers
+        is_number = issubclass(cls, np.bool_) or jnp.issubdtype(cls, np.number)
+        return NUMBER if is_number else STATIC
     dataclass = dataclasses.is_dataclass(cls)
     if dataclass and not cls.__dataclass_params__.frozen:
         return _kinds.OBJECT

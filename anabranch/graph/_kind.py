@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import operator
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -165,6 +166,12 @@ def kind_named(module: str, name: str) -> Kind:
     """Return a kind by its module and name; pickled graphdefs refer to kinds this way."""
     importlib.import_module(module)
     return _BY_NAME[name]
+
+
+def items_of(stored: dict[Any, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return keys and values of a dictionary at one moment, whatever other threads do to it."""
+    copy = stored.copy() if type(stored) is OrderedDict else dict.copy(stored)  # in C
+    return (*copy,), (*copy.values(),)
 
 
 def key_value(key: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 
 from anabranch.errors import NodeTypeError
 from anabranch.graph import _module, _static, _variable
-from anabranch.graph._kind import Cell, Kind, Opened, key_value
+from anabranch.graph._kind import Cell, Kind, Opened, items_of, key_value
 from anabranch.graph._module import ABSENT, read_slot
 from anabranch.graph._pytrees import PytreeKind
 from anabranch.graph._tokens import check_owned, current_token, owns
@@ -124,15 +124,12 @@ class _AttributeKind(Kind):
     def open(self, obj: Any) -> Opened:
         attributes = self._attributes(obj)
         slots = _module.slot_names(type(obj))
-        if not slots:
-            return None, tuple(attributes), tuple(attributes.values())
-        keys, values = list(attributes), list(attributes.values())
+        keys, values = items_of(attributes)
         for name in slots:
             value = read_slot(obj, name)
             if value is not ABSENT:
-                keys.append(name)
-                values.append(value)
-        return None, tuple(keys), tuple(values)
+                keys, values = (*keys, name), (*values, value)
+        return None, keys, values
 
     def _attributes(self, obj: Any) -> dict[str, Any]:
         try:
@@ -179,12 +176,6 @@ _PLANS: Any = vars(_module._Identity)["_ab_plans"]
 class _ModuleKind(_AttributeKind):
     __slots__ = ()
     is_root = True
-
-    def open(self, obj: Any) -> Opened:
-        if _module.slot_names(type(obj)):
-            return super().open(obj)
-        attributes = _module.attributes_of(obj)
-        return None, (*attributes,), (*attributes.values(),)
 
     def holds(self, obj: Any, extra: Any, keys: Sequence[Any], values: Sequence[Any]) -> bool:
         attributes = _module.attributes_of(obj)
@@ -281,12 +272,11 @@ class _DictKind(Kind):
     __slots__ = ()
 
     def open(self, obj: Any) -> Opened:
-        if all([type(key) is str for key in obj]):  # noqa: C419 - a generator is slower
-            keys: tuple[Any, ...] = tuple(obj)
-        else:
-            keys = tuple([key if type(key) is str else _encode_key(key) for key in obj])
+        keys, values = items_of(obj)
+        if not all([type(key) is str for key in keys]):  # noqa: C419 - a generator is slower
+            keys = tuple([key if type(key) is str else _encode_key(key) for key in keys])
         extra = _static.encode(obj.default_factory) if type(obj) is defaultdict else None
-        return extra, keys, tuple(obj.values())
+        return extra, keys, values
 
     def create(self, cls: Any, extra: Any) -> Any:
         return cls()

@@ -33,10 +33,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from anabranch._source import Source
-from anabranch.errors import AnabranchError
 from anabranch.graph import _classify, _kinds, _static, _table
-from anabranch.graph._classify import LEAF, REF
-from anabranch.graph._kinds import Kind
+from anabranch.graph._classify import LEAF, REF, RULES
+from anabranch.graph._kind import Kind, items_of
 from anabranch.graph._table import Spec, spec_of
 from anabranch.graph._variable import NO_METADATA
 
@@ -91,8 +90,7 @@ class Reader:
         self._wait -= 1
         if self._wait <= 0:
             self._write(x, walk)
-        attributes = self._storage(x)
-        keys, values = (*attributes,), (*attributes.values(),)
+        keys, values = items_of(self._storage(x))
         spec = self._spec
         if spec is None or keys != spec.keys:
             spec = self._spec = spec_of(self._kind, self._cls, None, keys)
@@ -161,9 +159,9 @@ class _Shaper:
         storage = rule.storage(cls)
         if not rule.identity or (storage is None and rule is not _kinds.LIST):
             return None
-        _, keys, values = rule.open(x)
-        if rule is _kinds.DICT and not all([type(key) is str for key in keys]):  # noqa: C419
+        if rule is _kinds.DICT and not all([type(key) is str for key in x]):  # noqa: C419
             return None
+        _, keys, values = rule.open(x)
         children: list[_Shape] = []
         for value in values:
             child = self.shape_of(value)
@@ -246,12 +244,13 @@ class _Writer:
         if kind is _kinds.DICT:  # whose keys may be made anew each time, and equal others
             source.unless(f"(*{stored},) == {source.constant(keys)}")
             source.unless(f"(*map(type, {stored}),) == {source.constant((str,) * len(keys))}")
-        elif keys:
+        elif not keys:
+            source.unless(f"not {stored}")
+        else:
             names = [source.fresh() for _ in keys]
             source.add(f"{', '.join(names)}, = {stored}")
-            same = [
-                f"{name} is {source.constant(key)}" for name, key in zip(names, keys, strict=True)
-            ]
+            constants = map(source.constant, keys)
+            same = [f"{name} is {key}" for name, key in zip(names, constants, strict=True)]
             source.unless(" and ".join(same))
 
     def _values(self, stored: str, keys: Sequence[Any]) -> str:
@@ -287,14 +286,18 @@ class _Writer:
         self._objects.append(name)
         source.add(f"{value} = {name}._value")
         if shape.keys:
-            self._tokens.append(f"spec_with({name})")
+            self._tokens.append(spec := source.fresh())
+            source.add(f"{spec} = spec_with({name})")
+            source.unless(f"{spec} is not None")
         else:
             source.unless(f"{name}._metadata is NO_METADATA")
             self._tokens.append(source.constant(spec_of(_VARIABLE, shape.cls, None, _VALUE)))
         self._read_leaf(value, type(shape.value))
 
     def _read_leaf(self, name: str, cls: type) -> None:
-        known = "" if cls is np.ndarray else f"type({name}) is {self._source.constant(cls)} or "
+        # not all numpy arrays can be traced, and some tracers stand for Refs
+        is_known = cls is not np.ndarray and RULES.get(cls) is LEAF
+        known = f"type({name}) is {self._source.constant(cls)} or " if is_known else ""
         self._source.unless(f"{known}is_leaf({name})")
         self._tokens.append("LEAF")
         self._leaves.append(name)
@@ -315,13 +318,16 @@ def static_token(x: Any, walk: Walk) -> Any:
         return None
     try:
         return walk.static(x, rule)
-    except AnabranchError:
-        return None  # the walk says where it is
+    except Exception:
+        return None  # the walk raises it, and says where
 
 
-def spec_with(variable: Any) -> Spec:
-    """Return the spec of a Variable."""
-    return spec_of(_VARIABLE, type(variable), _VARIABLE.open(variable)[0], _VALUE)
+def spec_with(variable: Any) -> Spec | None:
+    """Return the spec of a Variable, None if there is something wrong with its metadata."""
+    try:
+        return spec_of(_VARIABLE, type(variable), _VARIABLE.open(variable)[0], _VALUE)
+    except Exception:
+        return None  # the walk raises it, and says where
 
 
 def is_leaf(x: Any) -> bool:

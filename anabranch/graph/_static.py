@@ -45,14 +45,14 @@ def encode(value: Any) -> Encoded:
         return (FLOAT, cls, _PACK_FLOAT.pack(value))
     if cls is complex:
         return (COMPLEX, cls, _PACK_COMPLEX.pack(value.real, value.imag))
-    if isinstance(value, np.generic):
-        return (SCALAR, cls, value.dtype.str, value.tobytes())
     if cls is tuple:
         return (TUPLE, cls, tuple([encode(x) for x in value]))
     if cls is frozenset:
         return (FROZENSET, cls, frozenset([encode(x) for x in value]))
     if cls is slice:
         return (SLICE, cls, (encode(value.start), encode(value.stop), encode(value.step)))
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return (SCALAR, cls, value.dtype, value.tobytes())
     if isinstance(value, tuple(HOLDERS)):
         raise StaticValueError(
             f"a {cls.__qualname__} is part of a static value here (a key, an element of a "
@@ -79,7 +79,7 @@ _DECODERS: dict[str, Callable[[Encoded], Any]] = {
     HASHED: lambda e: e[2],
     FLOAT: lambda e: _PACK_FLOAT.unpack(e[2])[0],
     COMPLEX: lambda e: complex(*_PACK_COMPLEX.unpack(e[2])),
-    SCALAR: lambda e: np.frombuffer(e[3], dtype=e[2])[0],
+    SCALAR: lambda e: np.ndarray((), e[2], e[3])[()],
     TUPLE: lambda e: tuple([decode(x) for x in e[2]]),
     SLICE: lambda e: slice(*[decode(x) for x in e[2]]),
     FROZENSET: lambda e: frozenset([decode(x) for x in e[2]]),

@@ -7,6 +7,7 @@ is new only, which is how the inside of a transform says what has changed.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -175,7 +176,8 @@ class Walk:
                         # a Variable that holds one array: the common case, closed at once
                         if inner is np.ndarray:
                             _check_dtype(value)
-                        array = inner  # most are alike
+                        if inner is not array and inner in rules:  # else it may be a Ref, too
+                            array = inner  # most are alike
                         if x._metadata is not no_metadata or type(x) is not of:
                             spec = spec_of(VARIABLE, type(x), VARIABLE.open(x)[0], _VALUE)
                         known = ids.setdefault(id(x), index)
@@ -236,6 +238,8 @@ class Walk:
         if cls is tuple and not numbers and _is_plain(x):
             return add(_static.encode(x))
         extra, keys, values = kind.open(x)
+        if cls is defaultdict:
+            _check_factory(x.default_factory)
         spec = spec_of(kind, cls, extra, keys)
         if kind is VARIABLE:
             _CELLS[cls] = spec_of(kind, cls, None, _VALUE)
@@ -363,6 +367,18 @@ def _check_dtype(x: Any) -> None:
         raise NodeTypeError(
             f"a numpy array of dtype {x.dtype} cannot be traced; hold numbers, or a tuple "
             "of static values"
+        )
+
+
+def _check_factory(factory: Any) -> None:
+    walk = Walk()
+    walk.add(factory)
+    found = [x for x in walk.objects if _classify.is_object(x)]
+    if found or walk.leaves:
+        what = f"a {type(found[0]).__name__}" if found else "an array"
+        raise NodeTypeError(
+            f"this defaultdict makes its values with a function that reaches {what}, which would "
+            "not be part of a copy: use a dict, and make what is missing where it is missed"
         )
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
+import sys
+import threading
+import time
 from typing import Any
 
 import jax
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 
 import anabranch as ab
-from anabranch.errors import NodeTypeError
+from anabranch.errors import NodeTypeError, StaticValueError
 from anabranch.graph import _readers
 from anabranch.graph._classify import READERS
 from anabranch.graph._walk import Walk
@@ -47,6 +50,15 @@ class Cell:
 
 
 class Other:
+    pass
+
+
+class Empty(ab.Module):
+    pass
+
+
+@ab.graph.node
+class EmptyObject:
     pass
 
 
@@ -153,6 +165,17 @@ def deeper(depth: int = 30) -> Any:
 
 
 GRAPHS["deep"] = deeper
+
+
+def emptied(cls: type, at: int) -> Any:
+    graph = [Cell(Norm(), cls()) for _ in range(8)]
+    graph[at].inner.late = ab.Variable(jnp.zeros(1))
+    return graph
+
+
+GRAPHS["empty ones, and one that is not"] = lambda: emptied(Empty, 6)
+GRAPHS["the first is not empty"] = lambda: emptied(Empty, 0)
+GRAPHS["empty objects"] = lambda: emptied(EmptyObject, 6)
 NOT_WRITTEN = {"numbers in Variables", "keys of other kinds"}  # what comes first is not known
 
 
@@ -302,6 +325,75 @@ class TestWhatCannotBeWalked:
         graph[6].mean.value = np.array([None])
         with pytest.raises(NodeTypeError, match=r"x\[6\].mean: .* dtype object"):
             walked(graph)
+
+    def test_metadata_that_cannot_be_hashed(self):
+        class Hidden(ab.Param):
+            pass
+
+        graph = [Cell(Hidden(jnp.ones(1), tag="a"), i) for i in range(8)]
+        walked(graph)
+        object.__setattr__(graph[6].weight, "_metadata", {"tag": [1]})
+        for _ in range(3):
+            with pytest.raises(StaticValueError, match=r"^x\[6\].weight: a list is static"):
+                walked(graph)
+
+    def test_a_key_that_is_an_object(self):
+        graph = [Cell({ab.Param(1.0): 1}, 2)]
+        for _ in range(4):
+            with pytest.raises(NodeTypeError, match=r"^x\[0\].weight: a Param is a key"):
+                walked(graph)
+
+
+def test_tracers_of_arrays_and_of_refs_are_of_one_class():
+    @jax.jit
+    def run(x: Any) -> Any:
+        for _ in range(4):
+            walked(Cell(x, x))
+            walked([ab.Param(x), ab.Param(x)])
+        assert written(Cell)
+        ref = jax.new_ref(x)
+        assert len(walked(Cell(ref, ref)).leaves) == 1
+        assert len(walked([ab.Param(x), ab.Param(ref), ab.Param(ref)]).leaves) == 2
+        return ref[...]
+
+    run(jnp.ones(2))
+
+
+def test_a_walk_beside_a_thread_that_writes_sees_what_was_there_at_a_moment(monkeypatch):
+    graph = [Linear() for _ in range(4)]
+    walked(graph)
+    ended = False
+
+    def write() -> None:
+        node = graph[1]
+        while not ended:
+            w, b = node.w, node.b
+            del node.b
+            node.late = 5
+            node.b = b
+            del node.late
+            del node.w
+            node.w = w
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=write)
+    sys.setswitchinterval(1e-6)
+    thread.start()
+    try:
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            for walk in (walked(graph), by_itself(graph, monkeypatch)):
+                entries, _ = walk.table()
+                for entry in entries:
+                    assert len(entry.keys) == len(entry.edges)
+                    if entry.cls is Linear:
+                        edges = dict(zip(entry.keys, entry.edges, strict=True))
+                        for name in {"w", "b"} & edges.keys():
+                            assert type(edges[name]) is int
+    finally:
+        ended = True
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_what_a_class_is_may_change(monkeypatch):

@@ -263,6 +263,35 @@ class TestStaticValues:
         assert ab.graphdef([value]) is ab.graphdef([value])
         assert repr(round_trip([value])) == repr([value])
 
+    @pytest.mark.parametrize(
+        "value",
+        [
+            np.ones(1, jnp.bfloat16)[0],
+            np.ones(1, jnp.float8_e4m3fn)[0],
+            np.array([(1, 2.0)], [("a", ">i4"), ("b", "f8")])[0],
+            np.str_(""),
+            np.bytes_(b""),
+            np.str_("text"),
+            np.datetime64("2020-01-01"),
+            np.longlong(3),
+            np.longdouble(1) / 3,
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_numpy_scalars_come_back_as_they_are(self, value):
+        graphdef, state = ab.split([value])
+        for kept in (graphdef, pickle.loads(pickle.dumps(graphdef))):
+            assert kept == graphdef
+            (found,) = ab.merge(kept, state)
+            assert type(found) is type(value)
+            assert found.dtype == value.dtype
+            assert found.tobytes() == value.tobytes()
+
+    def test_numpy_scalars_with_objects_in_them_are_refused(self):
+        value = np.array([(1, [])], [("a", "i4"), ("b", "O")])[0]
+        with pytest.raises(ab.errors.StaticValueError, match=r"\[0\]: .* cannot be hashed"):
+            ab.split([value])
+
     def test_dict_keys_are_compared_by_type(self):
         assert ab.graphdef({1: 0}) != ab.graphdef({True: 0})
         assert ab.graphdef({"a": 0, "b": 0}) != ab.graphdef({"b": 0, "a": 0})
@@ -308,6 +337,13 @@ class TestRefusals:
 
     def test_strings_inside_variables(self):
         self.check(ab.Param("text"), "holds arrays")
+
+    def test_functions_with_objects_that_make_what_a_defaultdict_lacks(self):
+        block, array = Block(), jnp.ones(2)
+        for make in (lambda: block, block.__init__, functools.partial(max, array)):
+            self.check(collections.defaultdict(make, a=1), "reaches an? (Block|array)")
+        for make in (list, int, None, lambda: [Block()], functools.partial(dict, a=1)):
+            assert round_trip(collections.defaultdict(make, a=1))["a"] == 1
 
     def test_nodes_as_keys(self):
         self.check({ab.Param(1.0): 1}, "key")

@@ -159,6 +159,22 @@ class TestWrites:
         transforms.jit(f)(d)
         assert repr(d) == repr({1: "a", -0.0: "b"})
 
+    @pytest.mark.parametrize("dtype", [np.int8, np.float32, jnp.bfloat16, jnp.float8_e4m3fn])
+    def test_numpy_scalars_are_traced_as_jax_traces_them(self, dtype):
+        traces: list[Any] = []
+
+        def double(x: Any, given: Any) -> Any:
+            traces.append(x)
+            return x + x, given["a"] + given["a"]
+
+        one, two = np.ones(1, dtype)[0], np.full(1, 2, dtype)[0]
+        jitted = ab.jit(double)
+        for x in (one, two, one):
+            found, expected = jitted(x, {"a": x}), jax.jit(double)(x, {"a": x})
+            assert [a.dtype for a in found] == [a.dtype for a in expected]
+            assert [float(a) for a in found] == [float(a) for a in expected]
+        assert len(traces) == 2  # one each
+
     def test_a_numpy_array_is_written_alike_in_a_trace_and_outside(self):
         def f(v, x):
             v[...] = x
