@@ -125,20 +125,20 @@ class Module(_WithDict):
 
     def __setattr__(self, name: str, value: Any) -> None:
         token = _token_of(self)
-        is_owned = (token is ROOT and current_trace() is ROOT and not OPEN_LEVELS) or owns(token)
-        if not is_owned:
+        is_usual = token is ROOT and current_trace() is ROOT and not OPEN_LEVELS
+        if not (is_usual or owns(token)):
             refuse(self, f"set attribute {name!r}")
-        old = attributes_of(self).get(name, ABSENT)
-        are_arrays = type(value) not in _NO_ARRAYS and _is_array(old) and _is_array(value)
-        if are_arrays or old is value or type(token) is weakref.ref:
+        if is_usual and _watchers_of(self) is None:
             _set(self, name, value)
-            return
-        # `tell_of_write`, written out: first, so that no interrupt can prevent it
-        STRUCTURE.stamp = object()
-        if (watchers := _watchers_of(self)) is not None:
-            tell(watchers)
-        _set(self, name, value)
-        # and again, for those who have begun to watch in between
+        else:
+            old = attributes_of(self).get(name, ABSENT)
+            are_arrays = type(value) not in _NO_ARRAYS and _is_array(old) and _is_array(value)
+            if are_arrays or old is value or type(token) is weakref.ref:
+                _set(self, name, value)
+                return
+            tell_of_write(self)  # first, so that no interrupt can prevent it
+            _set(self, name, value)
+        # `tell_of_write`, written out: those who have begun to watch in between, too
         STRUCTURE.stamp = object()
         if (watchers := _watchers_of(self)) is not None:
             tell(watchers)

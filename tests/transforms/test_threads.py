@@ -15,6 +15,7 @@ import pytest
 import anabranch as ab
 from anabranch import transforms
 from anabranch.errors import ConcurrentWriteError
+from anabranch.graph import _module
 from tests.property.stress import Crowd, Net, Tally, answer, together
 
 
@@ -347,3 +348,29 @@ def test_a_crowd_of_threads_does_as_each_of_them_alone():
     crowd = Crowd()
     crowd.run(threads=6, seconds=3.0)
     assert crowd.done.total() > 6
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("then", ["before", "after"])
+def test_a_call_that_is_planned_while_an_attribute_is_written(is_known, then, monkeypatch):
+    class Tagged(ab.Module):
+        def __init__(self) -> None:
+            self.tag = "old"
+
+    module, tagged = Tagged(), ab.jit(lambda module: module.tag)
+    write, planned = _module._set, list[str]()
+
+    def meanwhile(obj: Any, name: str, value: Any) -> None:
+        if then == "after":
+            write(obj, name, value)
+        if obj is module:
+            planned.extend(tagged(module) for _ in range(4))
+        if then == "before":
+            write(obj, name, value)
+
+    for _ in range(4 if is_known else 0):
+        tagged(module)
+    monkeypatch.setattr(_module, "_set", meanwhile)
+    module.tag = "new"
+    assert planned == ["new" if then == "after" else "old"] * 4
+    assert [tagged(module) for _ in range(4)] == ["new"] * 4
