@@ -22,7 +22,7 @@ from anabranch.graph._filters import (
 from anabranch.graph._flatten import Flat, flatten
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._leaf_info import DeferredInfos, path_text
-from anabranch.graph._state import State
+from anabranch.graph._state import State, state_of
 
 
 @boundary("split")
@@ -100,7 +100,7 @@ def states(flat: Flat, filters: tuple[Filter, ...], *, exhaustive: bool) -> tupl
     """Distribute the leaves of a flattened object over filters."""
     leaves = snapshots(flat.leaves)
     if filters == (...,):
-        return (State(DeferredInfos(flat.graphdef), leaves),)
+        return (state_of(DeferredInfos(flat.graphdef), leaves),)
     predicates = to_predicates(filters)
     groups: list[list[int]] = [[] for _ in filters]
     unmatched: list[int] = []
@@ -120,7 +120,7 @@ def states(flat: Flat, filters: tuple[Filter, ...], *, exhaustive: bool) -> tupl
 
 
 def _part(graphdef: GraphDef, numbers: tuple[int, ...], leaves: tuple[Any, ...]) -> State:
-    return State(DeferredInfos(graphdef, numbers), tuple([leaves[i] for i in numbers]))
+    return state_of(DeferredInfos(graphdef, numbers), tuple([leaves[i] for i in numbers]))
 
 
 def _matches(flat: Flat, predicates: tuple[Predicate, ...]) -> Iterator[int]:

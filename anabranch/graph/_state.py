@@ -334,6 +334,16 @@ class State(NestedReading):
         return State, (self._source, self._leaves)
 
 
+_new: Callable[[type[State]], State] = object.__new__
+
+
+def state_of(infos: LeafInfos | DeferredInfos, leaves: tuple[typing.Any, ...]) -> State:
+    """Return a State of as many leaves as infos, which is not checked."""
+    state = _new(State)
+    state._source, state._leaves, state._children, state._positions = infos, leaves, None, None
+    return state
+
+
 def _as_variable(info: LeafInfo, leaf: typing.Any) -> typing.Any:
     """Return what a filter looks at: a Variable, or the array that was a plain attribute."""
     if info.kind is jax.Array:
@@ -356,7 +366,7 @@ def _flatten_with_keys(
 
 
 def _unflatten(infos: LeafInfos | DeferredInfos, leaves: Iterable[typing.Any]) -> State:
-    return State(infos, tuple(leaves))
+    return state_of(infos, tuple(leaves))
 
 
 jax.tree_util.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)

@@ -19,7 +19,7 @@ from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._build import build
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._kind import Kind
-from anabranch.graph._state import State
+from anabranch.graph._state import State, state_of
 from anabranch.transforms._box import Report
 from anabranch.transforms._trees import is_container, is_structure, is_tree, static_at
 from anabranch.transforms._watch import Unplannable
@@ -156,7 +156,7 @@ class Result:
             return f"{constant(functools.partial(_new_tuple, cls))}(({elements}))"
         if cls is State:
             _, infos = extra[0].node_data()
-            return f"{constant(functools.partial(State, infos))}(({elements}))"
+            return f"{constant(state_of)}({constant(infos)}, ({elements}))"
         make = _BUILT.get(kind)
         if make is None:
             return None

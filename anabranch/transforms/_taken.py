@@ -329,12 +329,14 @@ class Arguments:
 
     def _take_state(self, name: str, x: State, *, numbers: bool) -> None:
         source, leaves, infos = self.source, self.source.fresh(), self.source.constant(x._source)
-        source.names["State"] = State
-        source.unless(f"type({name}) is State")
+        source.unless(f"type({name}) is {source.constant(State)}")
         source.unless(f"{name}._source is {infos} or {name}._source == {infos}")
         source.add(f"{leaves} = {name}._leaves")
-        source.unless(have_types(source, leaves, x.leaves, numbers=numbers))
-        self.add_leaves(leaves, len(x.leaves))
+        if len(x.leaves) <= _SOME:
+            self.take_all(leaves, x.leaves, numbers=numbers)
+        else:
+            source.unless(have_types(source, leaves, x.leaves, numbers=numbers))
+            self.add_leaves(leaves, len(x.leaves))
 
     def take_all(
         self, expression: str, children: Sequence[Any], *, numbers: bool = True
