@@ -27,6 +27,7 @@ not know: from there on the walk goes on.
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -34,7 +35,7 @@ import numpy as np
 
 from anabranch._source import Source
 from anabranch.graph import _classify, _kinds, _static, _table
-from anabranch.graph._classify import LEAF, REF, RULES
+from anabranch.graph._classify import LEAF, READERS, REF, RULES
 from anabranch.graph._kind import Kind, items_of
 from anabranch.graph._table import Spec, spec_of
 from anabranch.graph._variable import NO_METADATA
@@ -52,6 +53,8 @@ _LONG = 1 << 20
 _FILE = f"<{__name__}>"
 _VARIANTS = 2  # functions of one class
 _MOST = 48  # things that one function reads
+_SMALL = 256  # bytes of a value that a function keeps
+_CLASSES = 4096  # beyond which all functions are forgotten: some programs make class after class
 
 
 def _no(x: Any, index: int, walk: Walk) -> int:
@@ -109,6 +112,14 @@ class Reader:
             read = _Writer(shape).compile()
             self._variants = [read, *self._variants[: _VARIANTS - 1]]
             self.read = read
+
+
+def add_reader(kind: Kind, cls: type) -> None:
+    """Begin to read objects of a class, if they store what they hold in a dictionary."""
+    if kind.numbers is False and cls not in READERS and kind.storage(cls) is not None:
+        if len(READERS) >= _CLASSES:
+            READERS.clear()
+        READERS[cls] = Reader(kind, cls)
 
 
 class _Shape(NamedTuple):
@@ -265,7 +276,7 @@ class _Writer:
         elif rule is None:
             token = source.fresh()
             self._tokens.append(token)
-            if cls in _PLAIN:
+            if cls in _PLAIN and sys.getsizeof(value) <= _SMALL:
                 then = source.constant(value), source.constant(_static.encode(value))
                 what = source.constant(cls)
                 source.add(

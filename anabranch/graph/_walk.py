@@ -17,7 +17,7 @@ from anabranch.errors import NodeTypeError, StaticValueError, bounded
 from anabranch.graph import _classify, _kinds, _static, _table
 from anabranch.graph._classify import LEAF, NUMBER, OPAQUE, READERS, REF, RULES, STATIC, UNKNOWN
 from anabranch.graph._kinds import Kind
-from anabranch.graph._readers import Reader
+from anabranch.graph._readers import Reader, add_reader
 from anabranch.graph._scope import OPEN, here, object_here
 from anabranch.graph._table import Edge, Entry, Spec, spec_of, unfinished
 from anabranch.graph._variable import NO_METADATA
@@ -243,8 +243,8 @@ class Walk:
         spec = spec_of(kind, cls, extra, keys)
         if kind is VARIABLE:
             _CELLS[cls] = spec_of(kind, cls, None, _VALUE)
-        elif kind.numbers is False and kind.storage(cls) is not None and cls not in READERS:
-            READERS[cls] = Reader(kind, cls)
+        else:
+            add_reader(kind, cls)
         index = self.base + len(self.objects)
         if kind.identity:
             ids[id(x)] = index

@@ -91,10 +91,15 @@ def walked(x: Any) -> Walk:
     return walk
 
 
+def switch_off(patch) -> None:
+    """Let a walk take all objects by itself."""
+    patch.setattr("anabranch.graph._walk.READERS", {})
+    patch.setattr("anabranch.graph._walk.add_reader", lambda kind, cls: None)
+
+
 def by_itself(x: Any, monkeypatch) -> Walk:
     with monkeypatch.context() as patch:
-        patch.setattr("anabranch.graph._walk.READERS", {})
-        patch.setattr(_readers, "_FEW", 1 << 30)
+        switch_off(patch)
         return walked(x)
 
 
@@ -227,6 +232,26 @@ def test_few_functions_are_written_for_a_class_whose_objects_all_differ(monkeypa
         setattr(node, f"a{i}", ab.Param(jnp.ones(1)))
         walked(node)
     assert 1 <= len(written) <= 6
+
+
+def test_functions_keep_no_large_values():
+    class Named(ab.Module):
+        def __init__(self, name: bytes) -> None:
+            self.name = name
+
+    walked([Named(b"a" * 10_000) for _ in range(8)])
+    assert written(Named)
+    kept = READERS[Named].read.__globals__.values()
+    assert not [x for x in kept if isinstance(x, bytes) and len(x) > 1000]
+
+
+def test_functions_of_many_classes_are_forgotten(monkeypatch):
+    monkeypatch.setattr(_readers, "_CLASSES", 16)
+    for i in range(100):
+        cls = type(f"Net{i}", (Linear,), {})
+        graph = [cls() for _ in range(3)]
+        assert_same(walked(graph), by_itself(graph, monkeypatch))
+        assert len(READERS) <= 16
 
 
 def _array(random_: random.Random) -> Any:
@@ -422,8 +447,7 @@ def test_what_was_walked_before_is_known(monkeypatch):
     for each in (walk, other):
         with monkeypatch.context() as patch:
             if each is other:
-                patch.setattr("anabranch.graph._walk.READERS", {})
-                patch.setattr(_readers, "_FEW", 1 << 30)
+                switch_off(patch)
             each.add(graph[1].norm)
             each.add(graph)
             each.add(graph[0])
