@@ -46,15 +46,6 @@ class Nodes(NamedTuple):
     extras: list[Any]
 
 
-class Stores(NamedTuple):
-    """What is written to dictionaries in which nodes store what they hold."""
-
-    nodes: list[tuple[Callable[[Any], Any], int]]  # what finds the dictionary, and the place
-    owners: list[int]  # for each thing, the number of the node
-    keys: list[Any]
-    held: list[int]  # where it is among all that there is
-
-
 class Recipe:
     """What is to be made for a table.
 
@@ -75,7 +66,7 @@ class Recipe:
         self.others: list[Any] = []  # after all entries, if it is none and the same each time;
         self.open: list[tuple[int, Edge]] = []  # else what it is, and its number among those
         self.rest: list[tuple[int, Entry]] = []  # nodes that store nothing in a dictionary
-        self._stores = Stores([], [], [], [])
+        self.stored: list[tuple[Callable[[Any], Any], int]] = []  # the others: what finds it, place
         self._end = base + len(entries)
         for i, entry in enumerate(entries):
             kind, cls, _, _, edges = entry
@@ -94,8 +85,10 @@ class Recipe:
         made = [*self.cells.at, *[i for i, _, _ in self.variables]]
         made += [i for nodes in self.nodes.values() for i in nodes.at]
         self.arrange = picker(_places(made, len(entries)))  # from what is made to the table
-        self.stored, owners, self.keys, held = self._stores
-        self.pick_owners, self.pick_held = picker(owners), picker(held)
+        of_stored = [(entries[i], self.held[i]) for _, i in self.stored]
+        self.keys = [kind.path_key(key) for (kind, _, _, keys, _), _ in of_stored for key in keys]
+        self.pick_owners = picker([n for n, (_, held) in enumerate(of_stored) for _ in held])
+        self.pick_held = picker([place for _, held in of_stored for place in held])
 
     def _add_variable(self, i: int, entry: Entry, leaf: int) -> None:
         if entry.kind is _kinds.VARIABLE and entry.extra is None:
@@ -106,23 +99,19 @@ class Recipe:
             self.variables.append((i, entry, leaf))
 
     def _add_node(self, i: int, entry: Entry) -> None:
-        kind, cls, extra, keys, edges = entry
+        kind, cls, extra, _, edges = entry
         nodes = self.nodes.setdefault(kind, Nodes([], [], []))
         nodes.at.append(i)
         nodes.classes.append(cls)
         nodes.extras.append(extra)
-        self.held[i] = held = [*map(self._place_of, edges)]
+        self.held[i] = [*map(self._place_of, edges)]
         if any([type(edge) is tuple for edge in edges]):  # noqa: C419
             self.statics.append((i, entry))
         storage = kind.storage(cls)
         if storage is None:
             self.rest.append((i, entry))
-            return
-        stores = self._stores
-        stores.owners.extend([len(stores.nodes)] * len(held))
-        stores.nodes.append((storage, i))
-        stores.keys.extend(map(kind.path_key, keys))
-        stores.held.extend(held)
+        else:
+            self.stored.append((storage, i))
 
     def _place_of(self, edge: Edge) -> int:
         """Return where what an edge leads to will be, among all that there is."""
@@ -144,11 +133,14 @@ def _places(made: list[int], count: int) -> list[int]:
     return places
 
 
-def picker(at: Sequence[int]) -> Callable[[Any], Any]:
-    """Return what makes a sequence of the things at some places, in C."""
-    if len(at) > 1:
-        return operator.itemgetter(*at)
-    return operator.itemgetter(slice(at[0], at[0] + 1) if at else slice(0))
+def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Return a function that picks elements of a sequence."""
+    if len(indices) == 1:
+        index = indices[0]
+        return lambda sequence: (sequence[index],)
+    if not indices:
+        return lambda sequence: ()
+    return operator.itemgetter(*indices)
 
 
 def recipe_of(graphdef: GraphDef) -> Recipe:

@@ -343,8 +343,9 @@ def spec_with(variable: Any) -> Spec | None:
 
 def is_leaf(x: Any) -> bool:
     """Tell whether something is an array that can be traced."""
-    is_known = type(x) is not np.ndarray or _classify.is_traceable(x)
-    return _classify.rule_of(x) is LEAF and is_known
+    if type(x) is np.ndarray:
+        return _classify.is_traceable(x)
+    return _classify.rule_of(x) is LEAF
 
 
 def undone(ids: dict[int, int], objects: Sequence[Any], index: int) -> int:

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 
 from anabranch import _jax
 from anabranch.errors import FilterError
+from anabranch.graph._build import picker
 from anabranch.graph._filters import to_predicate
 from anabranch.graph._flatten import Flat
 from anabranch.transforms._box import Report
 from anabranch.transforms._call import Selection
-from anabranch.transforms._result import picker
 
 
 class Asked:

@@ -19,13 +19,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+from anabranch.graph._build import picker
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._box import Report
 from anabranch.transforms._make_segment import make_segment
 from anabranch.transforms._places import loosen
-from anabranch.transforms._result import picker
 from anabranch.transforms._segment import Segment, drop_others
 from anabranch.transforms._sharing import Sharing, find_sharing
 from anabranch.transforms._spine import Spine

@@ -7,7 +7,6 @@ arguments (a tuple that it passes on) is built anew, as values have no identity.
 from __future__ import annotations
 
 import functools
-import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -16,7 +15,7 @@ from typing import Any, TypeGuard
 import jax
 
 from anabranch.graph import _classify, _kinds, _static
-from anabranch.graph._build import build
+from anabranch.graph._build import build, picker
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._kind import Kind
 from anabranch.graph._state import State, state_of
@@ -294,16 +293,6 @@ def _without_places(entries: Callable[[int], Entry]) -> Callable[[int], Entry]:
 
 
 # -- picking -------------------------------------------------------------------------------------
-
-
-def picker(indices: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Return a function that picks elements of a sequence."""
-    if len(indices) == 1:
-        index = indices[0]
-        return lambda sequence: (sequence[index],)
-    if not indices:
-        return lambda sequence: ()
-    return operator.itemgetter(*indices)
 
 
 class Values:

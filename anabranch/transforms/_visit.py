@@ -24,8 +24,8 @@ from typing import Any, cast
 import numpy as np
 
 from anabranch.graph import _classify
+from anabranch.graph._build import picker
 from anabranch.graph._kind import Cell
-from anabranch.transforms._result import picker
 from anabranch.transforms._slots import Root, Shown, Slots, shown_by, slots_of
 from anabranch.transforms._versions import (
     ARE_TOLD,

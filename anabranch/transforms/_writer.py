@@ -21,6 +21,7 @@ import jax
 
 from anabranch.errors import CapturedWriteError, ConcurrentWriteError
 from anabranch.graph import _classify, _kinds, _module, _static
+from anabranch.graph._build import picker
 from anabranch.graph._delta import changed_meanwhile
 from anabranch.graph._flatten import COMMITS, namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
@@ -28,7 +29,7 @@ from anabranch.graph._turn import in_turn
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._access import Access
 from anabranch.transforms._box import Report
-from anabranch.transforms._result import Resolve, Result, Values, entries_after, picker
+from anabranch.transforms._result import Resolve, Result, Values, entries_after
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._trees import Entries, are_equal, leaves_below, tree_entries
 from anabranch.transforms._watch import Unplannable
