@@ -38,6 +38,11 @@ class Source:
         self.lines[start:] = ["    try:", *lines]
         self.add(f"except (LookupError, ValueError, RuntimeError): return {self._otherwise}")
 
+    def prefer(self, start: int, line: str) -> None:
+        """Put an `if` with all that it does before the lines from `start` on, its `else`."""
+        lines = [f"    {line}" for line in self.lines[start:]]
+        self.lines[start:] = [f"    {line}", "    else:", *lines]
+
     def fresh(self, prefix: str = "a") -> str:
         """Return the name of a new variable."""
         self._count += 1

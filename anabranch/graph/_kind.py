@@ -29,6 +29,7 @@ def is_same(a: Opened, b: Opened) -> bool:
 class Cell(NamedTuple):
     """How the value of a Variable of one kind is read and written, in C."""
 
+    name: str  # of the slot
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]
     metadata: Callable[[Any], Any]  # the dictionary, or what stands for it

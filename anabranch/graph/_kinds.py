@@ -40,6 +40,7 @@ class _VariableKind(Kind):
     is_variable = True
     is_object = True
     cell = Cell(
+        "_value",
         operator.attrgetter("_value"),
         vars(_variable.Variable)["_value"].__set__,
         operator.attrgetter("_metadata"),

@@ -8,11 +8,17 @@ finaliser of the user may run at any time, and write.
 What writes is a function that `in_turn` wraps; the followers of plans have the same lines in place.
 Python looks for signals where a function is entered and when one of C has returned: not between the
 removal and the `try`, and not before the element is back.
+
+There, too, and nowhere else, another thread may come in. So one line takes no turn if it looks
+whether it is nobody's, compares, writes, and calls nothing but one function of C at its end, if
+Python `HAS_LOCK`. What the call takes is made before, since the collector may run where something
+is made.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable
 from threading import get_ident
@@ -22,6 +28,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _SHORTEST, _LONGEST = 20e-6, 1e-3  # seconds between two looks
+
+HAS_LOCK = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+"""Whether threads take turns between the instructions of CPython."""
 
 FREE: list[None] = [None]
 """Empty while it is somebody's turn."""

@@ -40,7 +40,7 @@ set_value: Callable[[Any, Any], None] = SLOTS[VALUE].__set__
 set_metadata: Callable[[Any, dict[str, Any]], None] = SLOTS["_var_metadata"].__set__
 
 
-CELL = Cell(raw_value, set_value, metadata_of, _trace_state)
+CELL = Cell(VALUE, raw_value, set_value, metadata_of, _trace_state)
 
 
 def new_variable(cls: Any) -> Any:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import chain, starmap
 from threading import get_ident
-from typing import Protocol
+from typing import Any, Protocol
 
 from anabranch._source import Source
-from anabranch.graph._turn import FREE, HOLDER, wait
+from anabranch.graph import _kinds
+from anabranch.graph._turn import FREE, HAS_LOCK, HOLDER, wait
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._plan import Plan
 from anabranch.transforms._result import Result
@@ -17,7 +18,7 @@ from anabranch.transforms._segment import Segment
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._taken import Arguments, split_name
 from anabranch.transforms._watch import Unplannable
-from anabranch.transforms._writer import Put, Writer
+from anabranch.transforms._writer import PLAIN_KEYS, Put, Writer
 
 _TAKE_TURN = (
     ("try: del FREE[0]", 1),
@@ -32,7 +33,8 @@ _GIVE_BACK = (
     ("HOLDER.thread = None", 3),
     ("FREE.append(None)", 3),
 )
-_FEW = 4  # objects that are named one by one; more are picked in one call
+FEW = 4
+"""Objects and arrays that are named one by one; more are picked in one call."""
 
 
 class Beginning(Protocol):
@@ -44,6 +46,7 @@ class Beginning(Protocol):
     source: Source
     places: list[str]  # where each leaf is
     inputs: list[str]  # how they are given to the compiled function
+    outputs: list[str]  # what it returns
     trees: dict[tuple[int, int], str]  # see `Reading`
 
 
@@ -59,6 +62,7 @@ class Ending:
         self.plan, self.segments, self.arguments = beginning.plan, beginning.segments, arguments
         self.writer, self.source = beginning.writer, beginning.source
         self.places, self.inputs, self.trees = beginning.places, beginning.inputs, beginning.trees
+        self.outputs = beginning.outputs
         self.written: dict[int, list[int]] = {}  # the Variables that are remembered, by segment
         self.loose: list[int] = []  # those that somebody else may remember
         self.access = access = self.writer.access
@@ -66,6 +70,9 @@ class Ending:
             if access.own[i]:
                 number = self._owner(index)
                 (self.loose if number < 0 else self.written.setdefault(number, [])).append(i)
+        self._turn = 0  # the line where it begins
+        self._at_once: str | None = None
+        """A line that does the same if it is nobody's turn, so that none has to be taken."""
         names = self.source.names
         names.update(FREE=FREE, HOLDER=HOLDER, get_ident=get_ident, wait=wait)
         names.update(call=operator.call, getters=access.getters, join=chain, setters=access.setters)
@@ -79,17 +86,20 @@ class Ending:
             self._put_array()
         elif writer.puts:
             self._write_and_put()
-        elif len(writer.indices) > _FEW:
+        elif len(writer.indices) > FEW:
             self._write_many()
         elif writer.indices:
             self._write_few()
         if writer.writes:
             for line, depth in _GIVE_BACK:
                 self.source.add(line, depth)
+            if self._at_once is not None:
+                self.source.prefer(self._turn, self._at_once)
         self._return()
 
     def _take_turn(self) -> None:
         """Begin what only one thread may do at a time; see `in_turn`."""
+        self._turn = len(self.source.lines)
         for line, depth in _TAKE_TURN:
             self.source.add(line, depth)
 
@@ -98,6 +108,7 @@ class Ending:
         variables = [source.fresh("v") for _ in writer.indices]
         for name, index in zip(variables, writer.indices, strict=True):
             source.add(f"{name} = {self._object(index)}")
+        self._at_once = self._write_at_once(variables)
         self._take_turn()
         for i, (name, index) in enumerate(zip(variables, writer.indices, strict=True)):
             getter = f"getters[{i}]" if self.access.one is None else "get_value"
@@ -110,6 +121,51 @@ class Ending:
             self._remember(2)
         else:
             self._write_together(f"({', '.join(variables)})")
+
+    def _write_at_once(self, variables: Sequence[str]) -> str | None:
+        """Return one line that writes, with nothing in it where another thread may come in.
+
+        A line before makes what it takes. None if there is no such line.
+        """
+        source, writer, one = self.source, self.writer, self.access.one
+        entries = [self.plan.graphdef.entries[index] for index in writer.indices]
+        if one is None or not (HAS_LOCK and all(_reads_slots(entry.cls) for entry in entries)):
+            return None
+        pairs = [
+            f"({name}, {self._value(new)})"
+            for name, new in zip(variables, writer.sources, strict=True)
+        ]
+        conditions = ["FREE"]
+        for name, leaf in zip(variables, writer.replaced, strict=True):
+            conditions.append(f"{name}.{one.name} is {self.places[leaf]}")
+        conditions += [f"{variables[i]}._memories is None" for i in self.loose]
+        for number in self.written:
+            conditions += [f"k{number}.values", f"not k{number}.beside"]
+        steps = [
+            line for number in self.written for line in self._notes(number, f"k{number}.values")
+        ]
+        if len(pairs) == 1:
+            source.add(f"written = {pairs[0]}")
+            steps.append("set_value(*written)")
+        else:
+            source.names["starmap"] = starmap
+            source.add(f"writing = starmap(set_value, ({', '.join(pairs)}))")
+            steps += ["COMMITS.begun = COMMITS.ended = COMMITS.begun + 1", "any(writing)"]
+        return f"if {' and '.join(conditions)}: {'; '.join(steps)}"
+
+    def _notes(self, number: int, values: str) -> list[str]:
+        """Return lines that note a few values that are written, in a list of all of a segment."""
+        return [
+            f"{values}[{place}] = {self._value(self.writer.sources[i])}"
+            for i, place in self._noted(number)
+        ]
+
+    def _noted(self, number: int) -> list[tuple[int, int]]:
+        """Return the Variables of a segment that are written, with their places among all of it."""
+        segment = self.segments[number]
+        place = {id(variable): i for i, variable in enumerate(segment.variables)}
+        indices = self.writer.indices
+        return [(i, place[id(segment.objects[indices[i]])]) for i in self.written[number]]
 
     def _write_many(self) -> None:
         self._list_written()
@@ -169,7 +225,7 @@ class Ending:
 
     def _holders(self) -> str | None:
         """Return an expression for what the places are in, None if there are many."""
-        if len(self.writer.puts) > _FEW:
+        if len(self.writer.puts) > FEW:
             return None
         return f"({', '.join([self._holder(put.entry) for put in self.writer.puts])},)"
 
@@ -235,20 +291,18 @@ class Ending:
 
     def _remember(self, depth: int) -> None:
         """Remember what they hold now, if nobody has written another of the Variables meanwhile."""
-        source, writer = self.source, self.writer
+        source = self.source
         for number, written in self.written.items():
-            segment = self.segments[number]
-            place = {id(variable): i for i, variable in enumerate(segment.variables)}
-            at = [place[id(segment.objects[writer.indices[i]])] for i in written]
+            at = [place for _, place in self._noted(number)]
             source.add(f"if m{number} is not None:", depth)
-            if len(at) <= _FEW:
-                for i, k in zip(written, at, strict=True):
-                    source.add(f"m{number}[{k}] = {self._value(writer.sources[i])}", depth + 1)
+            if len(at) <= FEW:
+                for line in self._notes(number, f"m{number}"):
+                    source.add(line, depth + 1)
             else:
                 new = f"new[:{len(at)}]"  # a result may follow
                 if written != [*range(len(at))]:
                     new = f"{source.constant(operator.itemgetter(*written))}(new)"
-                if at == [*range(len(place))]:
+                if at == [*range(len(self.segments[number].variables))]:
                     source.add(f"m{number}[:] = {new}", depth + 1)
                 else:
                     places = source.constant(at)
@@ -269,13 +323,17 @@ class Ending:
         (new,) = writer.placed.leaves
         if new >= 0:
             raise Unplannable
-        name = source.constant(key)
+        name, old = source.constant(key), self.places[~put.old]
+        write = f"holder[{name}] = {self._value(new)}"
         source.add(f"holder = {self._holder(index)}")
+        in_dict = self.plan.graphdef.entries[index].kind not in (_kinds.LIST, _kinds.DEQUE)
+        if HAS_LOCK and in_dict and type(key) in PLAIN_KEYS:
+            self._at_once = f"if FREE and {name} in holder and holder[{name}] is {old}: {write}"
         self._take_turn()
-        source.add(f"try: same = holder[{name}] is {self.places[~put.old]}", 2)
+        source.add(f"try: same = holder[{name}] is {old}", 2)
         source.add("except LookupError: same = False", 2)
         source.add(f"if not same: raise writer.changed({index})", 2)
-        source.add(f"holder[{name}] = {self._value(new)}", 2)
+        source.add(write, 2)
 
     def _run(self, number: int, leaves: str, start: int, end: int) -> tuple[str, str]:
         """Return some Variables that are written, and what was read of them.
@@ -288,7 +346,7 @@ class Ending:
         """
         indices = self.writer.indices[start:end]
         names = [self.places[leaf] for leaf in self.writer.replaced[start:end]]
-        if number < 0 or len(indices) <= _FEW or not leaves:
+        if number < 0 or len(indices) <= FEW or not leaves:
             objects = ", ".join([self._object(index) for index in indices])
             return f"({objects},)", f"({', '.join(names)},)"
         segment = self.segments[number]
@@ -309,7 +367,7 @@ class Ending:
         outputs = [~source for source in sources]
         if outputs == [*range(len(outputs))]:
             return f"out[:{len(outputs)}]" if exactly else "out"
-        if len(outputs) <= _FEW or any(output < 0 for output in outputs):
+        if len(outputs) <= FEW or any(output < 0 for output in outputs):
             return f"({', '.join(map(self._value, sources))},)"
         return f"{self.source.constant(operator.itemgetter(*outputs))}(out)"
 
@@ -332,7 +390,7 @@ class Ending:
         return f"s{number}.objects[{index}]"
 
     def _value(self, place: int) -> str:
-        return self.places[place] if place >= 0 else f"out[{~place}]"
+        return self.places[place] if place >= 0 else self.outputs[~place]
 
     def _return(self) -> None:
         result = self.writer.result
@@ -356,3 +414,8 @@ class Ending:
             return f"{source.constant(result.treedef.unflatten)}({leaves})"
         make = source.constant(result.make)
         return f"{make}([{', '.join(self.inputs)}], out, {self._resolver(result.objects)})"
+
+
+def _reads_slots(cls: type[Any]) -> bool:
+    """Tell whether attributes in slots are read without code of the user."""
+    return cls.__getattribute__ is object.__getattribute__

@@ -35,7 +35,7 @@ from anabranch.graph._flatten import COMMITS
 from anabranch.graph._kinds import Kind
 from anabranch.graph._tokens import STRUCTURE
 from anabranch.transforms._call import Selection
-from anabranch.transforms._ending import Ending
+from anabranch.transforms._ending import FEW, Ending
 from anabranch.transforms._lifting import has_found
 from anabranch.transforms._plan import AGAIN, Plan
 from anabranch.transforms._reading import Reading
@@ -112,6 +112,7 @@ class _Follower:
         )
         self.places: list[str] = []  # where each leaf is
         self.inputs: list[str] = []  # how they are given to the compiled function
+        self.outputs: list[str] = []  # what it returns
         self.trees: dict[tuple[int, int], str] = {}  # see `Reading`
 
     def make(
@@ -123,8 +124,6 @@ class _Follower:
         trace = "current_trace()" if cell is None else f"cell.{attribute}"
         source.unless(f"{trace} is ROOT")
         source.add("ended = COMMITS.ended")
-        named = f"len(kwargs) == {len(kwargs)}" if kwargs else "not kwargs"
-        source.unless(f"len(args) == {len(args)} and {named}")
         arguments = Arguments(source, self._shared())
         start = len(source.lines)
         self._take_function(arguments, head)
@@ -192,16 +191,15 @@ class _Follower:
     ) -> None:
         source = self.source
         chosen = static.of_args(args) if static.nums else ()
+        source.unless(f"[*kwargs] == {source.constant([*kwargs])}" if kwargs else "not kwargs")
         names = [source.fresh() for _ in args]
-        if names:
-            source.add(f"{', '.join(names)}, = args")
+        source.add(f"[{', '.join(names)}] = args")  # fails if there are more or less
         for i, (name, x) in enumerate(zip(names, args, strict=True)):
             if i == 0 and i not in chosen and quick_key(args):
                 arguments.add_root(name)  # the follower was found by it
             else:
                 (arguments.take_static if i in chosen else arguments.take)(name, x)
         if kwargs:
-            source.unless(f"[*kwargs] == {source.constant([*kwargs])}")
             names = [source.fresh() for _ in kwargs]
             source.add(f"{', '.join(names)}, = kwargs.values()")
             for name, (key, x) in zip(names, kwargs.items(), strict=True):
@@ -259,10 +257,16 @@ class _Follower:
             ("except Exception:", 1),
             (f"if failed(plan, [{inputs}], args, kwargs) is None: return AGAIN", 2),
             ("raise", 2),
-            (f"if len(out) != {length}:", 1),  # another report
-            (f"return finish(plan, [{inputs}], args, kwargs, out)", 2),
         ):
             source.add(line, depth)
+        other = f"return finish(plan, [{inputs}], args, kwargs, out)"  # another report
+        if length <= FEW:
+            self.outputs = [f"o{i}" for i in range(length)]
+            source.add(f"try: [{', '.join(self.outputs)}] = out")
+            source.add(f"except ValueError: {other}")
+        else:
+            self.outputs = [f"out[{i}]" for i in range(length)]
+            source.add(f"if len(out) != {length}: {other}")
         if count < length:
             source.add(f"del out[{count}:]")
 

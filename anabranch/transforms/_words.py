@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anabranch._source import Source
+from anabranch.graph._turn import HAS_LOCK
 
 WORD = sizeof(c_size_t)
 """The bytes of a reference, or another number."""
@@ -104,8 +105,7 @@ class _Tried:
 
 def _is_readable() -> bool:
     """Tell whether slots are read right."""
-    has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
-    if sys.implementation.name != "cpython" or not has_lock or sizeof(c_uint64) != WORD:
+    if not HAS_LOCK or sizeof(c_uint64) != WORD:
         return False
     held = [[i] for i in range(4)]
     tried = [_Tried() for _ in held]

@@ -36,7 +36,7 @@ from anabranch.transforms._watch import Unplannable
 
 _ABSENT = object()
 _HOLDERS = frozenset({_kinds.MODULE, _kinds.LIST, _kinds.DEQUE, _kinds.DICT, _kinds.OBJECT})
-_PLAIN_KEYS = frozenset({str, int, bool, bytes, float, type(None)})
+PLAIN_KEYS = frozenset({str, int, bool, bytes, float, type(None)})
 """Types of keys that nothing of the user runs for when they are hashed."""
 _call: Callable[..., Any] = operator.call
 _get: Callable[[Any, str], Any] = object.__getattribute__
@@ -100,7 +100,7 @@ class Writer:
             if not _is_owned(resolve(index)):
                 raise Unplannable  # `finish` says why
         keys = {*map(type, self.keys)}
-        if len(self.keys) + len(self.indices) > 1 and not keys <= _PLAIN_KEYS:
+        if len(self.keys) + len(self.indices) > 1 and not keys <= PLAIN_KEYS:
             raise Unplannable  # what hashes a key may be interrupted
 
     def _prepare_puts(self, report: Report) -> None:
