@@ -82,6 +82,7 @@ class Recipe:
             else:
                 self._add_node(i, entry)
         self.values.reverse()
+        self.pick_arrays = picker(self.cells.leaves)
         made = [*self.cells.at, *[i for i, _, _ in self.variables]]
         made += [i for nodes in self.nodes.values() for i in nodes.at]
         self.arrange = picker(_places(made, len(entries)))  # from what is made to the table
@@ -168,7 +169,7 @@ class Built:
         recipe: Recipe,
         objects: list[Any],
         cells: list[Any],
-        arrays: list[Any],
+        arrays: Sequence[Any],
         every: list[Any],
         values: dict[int, Sequence[Any]],
         resolve: Callable[[Edge], Any],
@@ -188,7 +189,7 @@ class Built:
 
 def build(
     entries: Sequence[Entry] | GraphDef,
-    leaf: Callable[[int], Any],
+    leaves: Sequence[Any],
     known: Sequence[Any] = (),
     existing: Mapping[int, Any] = _NONE,
     at: Callable[[int, int], Any] | None = None,
@@ -197,7 +198,7 @@ def build(
 
     Arguments:
         entries: their indices start at `len(known)`.
-        leaf: from the number of a leaf to its value.
+        leaves: their values.
         known: the objects that lower indices refer to.
         existing: nodes, by position in the table, that exist already: they are referred to, and
             left as they are.
@@ -205,11 +206,11 @@ def build(
     """
     base = len(known)
     recipe = recipe_of(entries) if isinstance(entries, GraphDef) else Recipe(entries, base)
-    arrays = [*map(leaf, recipe.cells.leaves)]
+    arrays = recipe.pick_arrays(leaves)
     cells = _cells_of(recipe.cells.classes, arrays)
-    made = [*cells]
+    made = cells.copy()
     for _, (kind, cls, extra, keys, _), number in recipe.variables:
-        made.append(kind.build(cls, extra, keys, (leaf(number),)))
+        made.append(kind.build(cls, extra, keys, (leaves[number],)))
     for kind, (_, classes, extras) in recipe.nodes.items():
         made += kind.create_all(classes, extras)
     made.append(None)  # for values, which are yet to be made
@@ -220,7 +221,7 @@ def build(
 
     def resolve(edge: Any) -> Any:
         if type(edge) is int:
-            return objects[edge] if edge >= 0 else leaf(~edge)
+            return objects[edge] if edge >= 0 else leaves[~edge]
         if edge[0] is _static.LOCATED and at is not None:
             return at(edge[1], edge[2])
         return _static.decode(edge)

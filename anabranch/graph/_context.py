@@ -259,7 +259,7 @@ class MergeContext:
         leaves = [snapshot(leaf) for leaf in leaves_of(graphdef, (state, *more))]
         if self._outer is not None:
             return self._merge_outside(graphdef, leaves, origins)
-        built = build(graphdef, leaves.__getitem__, known=self._objects)
+        built = build(graphdef, leaves, known=self._objects)
         refs = _inner_refs(self._tag)
         for index in range(base, len(built.objects)):
             refs.add(index, built.objects[index])
@@ -286,7 +286,7 @@ class MergeContext:
                     )
                 existing[i] = outer[o]
                 expected.append(held[o])
-        built = build(graphdef, leaves.__getitem__, known=self._objects, existing=existing)
+        built = build(graphdef, leaves, known=self._objects, existing=existing)
         contents = contents_of(graphdef.entries, built.held, leaves)
         writes = [Write(x, graphdef.entries[i].cls, contents[i]) for i, x in existing.items()]
         commit(writes, expected)

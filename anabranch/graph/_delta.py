@@ -236,23 +236,23 @@ class Write(NamedTuple):
     contents: Contents
 
 
-def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
+def apply(delta: Delta, flat: Flat, slots: Sequence[Any]) -> Any:
     """Play a delta on the caller's objects, all or nothing, and return the result.
 
     Arguments:
         delta: what the function did.
         flat: what the caller's objects were when the function was called.
-        slot: from the number of a slot to its value.
+        slots: their values.
 
     Raises:
         ConcurrentWriteError: somebody else has changed an object that is to be written.
         CapturedWriteError: an object to be written belongs to another trace level.
     """
-    built = _build(delta, flat, slot)
+    built = _build(delta, flat, slots)
     kept = _kept_values(delta, flat, built)
     if kept:
         delta = _renamed(delta, kept)
-        built = _build(delta, flat, slot)
+        built = _build(delta, flat, slots)
     writes: list[Write] = []
     for index, entry in delta.changed:
         values = _resolve(built, entry, flat.content(index))
@@ -264,9 +264,9 @@ def apply(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Any:
     return built.resolve(delta.root)
 
 
-def _build(delta: Delta, flat: Flat, slot: Callable[[int], Any]) -> Built:
+def _build(delta: Delta, flat: Flat, slots: Sequence[Any]) -> Built:
     return build(
-        delta.new, slot, known=flat.objects, at=lambda i, position: flat.content(i)[2][position]
+        delta.new, slots, known=flat.objects, at=lambda i, position: flat.content(i)[2][position]
     )
 
 

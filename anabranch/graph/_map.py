@@ -37,7 +37,7 @@ def map_leaves(function: Callable[[Any], Any], node: T) -> T:
     _check("map_leaves", function)
     flat = flatten(node)
     leaves = [function(snapshot(leaf)) for leaf in flat.leaves]
-    return build(flat.graphdef, leaves.__getitem__).resolve(flat.graphdef.root)
+    return build(flat.graphdef, leaves).resolve(flat.graphdef.root)
 
 
 @boundary("recursive_map")
@@ -59,7 +59,7 @@ def recursive_map(function: Callable[[Path, Any], Any], node: Any) -> Any:
     _check("recursive_map", function)
     flat = flatten(node)
     graphdef = flat.graphdef
-    built = build(graphdef, lambda i: snapshot(flat.leaves[i]))
+    built = build(graphdef, [*map(snapshot, flat.leaves)])
     replaced: list[Any] = list(built.objects)
 
     def resolve(edge: Any) -> Any:

@@ -50,7 +50,7 @@ def merge(graphdef: GraphDef, state: Any, *more: Any) -> Any:
             "with the `merge` of a `merge_context`"
         )
     leaves = snapshots(leaves_of(graphdef, (state, *more)))
-    built = build(graphdef, leaves.__getitem__)
+    built = build(graphdef, leaves)
     return built.resolve(graphdef.root)
 
 
@@ -68,7 +68,7 @@ def clone(node: T) -> T:
     1.0
     """
     flat = flatten(node)
-    built = build(flat.graphdef, snapshots(flat.leaves).__getitem__)
+    built = build(flat.graphdef, snapshots(flat.leaves))
     return built.resolve(flat.graphdef.root)
 
 

@@ -58,7 +58,7 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
     """
     check_functions("associative_scan", fn=fn)
     flat = flatten(elems, numbers=True)
-    copy = build(flat.graphdef, flat.leaves.__getitem__).resolve(flat.graphdef.root)
+    copy = build(flat.graphdef, flat.leaves).resolve(flat.graphdef.root)
     call = flatten_call(fn, (elems, copy), {})
     inputs = resolve_inputs(call, (axis, axis), None, None, input_axis)
     axes = input_values(call, inputs)
@@ -78,7 +78,7 @@ def associative_scan(fn: Callable[[T, T], T], elems: T, reverse: bool = False, a
 
     given = [leaves[i] for i in first]
     done = jax.lax.associative_scan(combine, given, reverse=reverse, axis=axes[first[0]] or 0)
-    return build(flat.graphdef, done.__getitem__).resolve(flat.graphdef.root)
+    return build(flat.graphdef, done).resolve(flat.graphdef.root)
 
 
 def _divide(elems: Flat, call: Flat) -> tuple[list[int], list[int]]:

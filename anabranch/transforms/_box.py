@@ -44,6 +44,10 @@ class Report:
         self.delta, self.sources = delta, sources
         self._key = (delta, sources)
 
+    def slots(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """Return the values of the slots, of leaves and the outputs of all groups."""
+        return [leaves[source] if source >= 0 else outputs[~source] for source in self.sources]
+
     def __hash__(self) -> int:
         return hash(self._key)
 
@@ -142,7 +146,7 @@ def run_inside(
         call: from the twin of the `Call` to its result, if that is not to call its function.
         prepare: does something to the twins, given by index, before the call.
     """
-    built = build(graphdef, leaves.__getitem__)
+    built = build(graphdef, leaves)
     nodes = built.recipe.identities
     twins = [built.objects[i] for i in nodes]
     attempt = attempt_for(graphdef)
@@ -247,14 +251,8 @@ def finish(
         leaves: what leaves stand for that are forwarded, if not for those of the call.
     """
     outputs = [value for group in groups for value in group]
-    sources = report.sources
     leaves = flat.leaves if leaves is None else leaves
-
-    def slot(i: int) -> Any:
-        source = sources[i]
-        return leaves[source] if source >= 0 else outputs[~source]
-
-    return apply(report.delta, flat, slot)
+    return apply(report.delta, flat, report.slots(leaves, outputs))
 
 
 def array_leaves(leaves: Sequence[Any]) -> list[Any]:

@@ -52,7 +52,7 @@ def eval_shape(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> An
 def finish_on_copies(flat: Flat, report: Report, groups: Sequence[Sequence[Any]]) -> Any:
     """Step 4 on copies of the caller's objects that hold shapes and dtypes."""
     shapes = [_shape_of(leaf) for leaf in flat.leaves]
-    copy = build(flat.graphdef, shapes.__getitem__)
+    copy = build(flat.graphdef, shapes)
     return finish(Flat(flat.graphdef, shapes, copy.objects, copy.held), report, groups)
 
 

@@ -179,4 +179,5 @@ def _plain_result(flat: Flat, outcome: Outcome) -> Any:
                     "made of arrays in plain containers that are none of the arguments"
                 )
             pending += entry.edges
-    return apply(delta._replace(changed=()), flat, lambda i: outcome.outputs[~report.sources[i]])
+    slots = report.slots(flat.leaves, outcome.outputs)
+    return apply(delta._replace(changed=()), flat, slots)

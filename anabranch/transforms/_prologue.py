@@ -243,7 +243,7 @@ class _Played:
         self._twins = twins
         built = build(
             prologue.entries,
-            self._values.__getitem__,
+            self._values,
             twins,
             at=lambda index, position: flat.contents[index][2][position],
         )

@@ -105,7 +105,7 @@ class Result:
         """Return the structure of what is built, and the sources of its leaves."""
         leaves = [object() for _ in self._sources]
         source_of = {id(leaf): source for leaf, source in zip(leaves, self._sources, strict=True)}
-        built = build(self._new, leaves.__getitem__).resolve(self._root)
+        built = build(self._new, leaves).resolve(self._root)
         found, treedef = jax.tree.flatten(built)
         return treedef, [_number(source_of[id(leaf)]) for leaf in found]
 
@@ -231,8 +231,7 @@ class Result:
         return ~(len(self._sources) - 1)
 
     def _make(self, leaves: Sequence[Any], outputs: Sequence[Any], resolve: Resolve) -> Any:
-        def leaf(i: int) -> Any:
-            source = self._sources[i]
+        def leaf(source: int | tuple[int, int]) -> Any:
             if isinstance(source, int):
                 return leaves[source] if source >= 0 else outputs[~source]
             index, position = source
@@ -242,7 +241,7 @@ class Result:
             kind: Any = _classify.rule_of(obj)
             return kind.open(obj)[2][position]
 
-        return build(self._graphdef, leaf).resolve(self._root)
+        return build(self._graphdef, [*map(leaf, self._sources)]).resolve(self._root)
 
 
 def _number(source: int | tuple[int, int]) -> int:
