@@ -50,12 +50,23 @@ class Plans:
         static: which arguments are static.
     """
 
-    __slots__ = ("__weakref__", "_forms", "_reader", "_splitter", "_static", "followers")
+    __slots__ = (
+        "__weakref__",
+        "_forms",
+        "_in_vain",
+        "_pause",
+        "_reader",
+        "_splitter",
+        "_static",
+        "followers",
+    )
 
     def __init__(self, function: Any, static: Selection) -> None:
         self._splitter, self._static = _Splitter(function, static), static
         self._reader = SpineReader(function, static)
         self._forms: dict[int, _Forms] = {}
+        self._in_vain = 0  # plans in a row that no call has followed
+        self._pause = 0  # so many calls leave no plan
         self.followers: dict[int, Any] = {}
         """For each first argument, if that is a Module, what follows its plans; see `quick_key`."""
 
@@ -91,6 +102,7 @@ class Plans:
         report = plan.reports.read(outputs)
         result = plan.finish(spine, segments, leaves, report, outputs)
         plan.calls += 1
+        self._in_vain = 0
         if not plan.calls & (plan.calls - 1):  # a power of two: what it does may not be settled yet
             self._write_out(plan, segments, args, kwargs)
         if result is not AGAIN:
@@ -131,6 +143,12 @@ class Plans:
         else:
             self._forms.pop(key, None)
             self.followers.pop(key, None)
+
+    def note_end(self, plan: Plan) -> None:
+        """Plan less as long as plans are out of date before a call has followed them."""
+        if not plan.calls:
+            self._in_vain += 1
+            self._pause = (1 << min(self._in_vain, _PATIENCE)) - 2  # none after the first
 
     def drop_followers(self, plan: Plan) -> None:
         """Drop what follows a plan."""
@@ -217,9 +235,14 @@ class Plans:
         """
         if _current_trace() is not _ROOT or _LEVELS or _SCOPES:
             return AGAIN
+        if self._pause:
+            self._pause -= 1
+            return AGAIN
         spine = self._reader.read_in_full(args, kwargs)
         if spine is None:
             return AGAIN
+        if spine.key in spine.table:
+            self.note_end(spine.table[spine.key])
         try:
             constants = captured_constants([self._splitter.function]).keys()
             plan, segments = make_plan(spine, flat, stamps, compiled, report, constants)
@@ -242,6 +265,7 @@ class Plans:
             table.clear()
 
 
+_PATIENCE = 6  # the binary logarithm of the calls that leave no plan at most
 _FOLLOWERS = 1024
 _ALIKE = 8  # forms with one name that have a follower
 _SIMPLE = EXACT_BY_TYPE | {float, complex}
@@ -346,4 +370,5 @@ def _forget(
         del plans[key]
         every = owner()
         if every is not None:
+            every.note_end(plan)
             every.drop_followers(plan)

@@ -18,6 +18,7 @@ import pytest
 
 import anabranch as ab
 from anabranch import transforms
+from anabranch.transforms import _plans
 from tests.transforms.plan_worlds import (
     Frozen,
     Layer,
@@ -636,3 +637,68 @@ def test_calls_on_references_to_mutable_arrays_are_planned(walks, door):
         REF_DOORS[door](plain)
         np.testing.assert_array_equal(f(ours), add_to_refs(plain))
     assert int(ours.count) == int(plain.count)
+
+
+class Toggled(ab.Module):
+    def __init__(self) -> None:
+        self.training = True
+        self.count = ab.Variable(jnp.array(0))
+
+
+def add_one_or_two(model: Toggled) -> None:
+    model.count.value = model.count.value + (1 if model.training else 2)
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """The calls of which a plan was made."""
+    made: list[int] = []
+    make = _plans.make_plan
+
+    def noted(*args: Any) -> Any:
+        made.append(1)
+        return make(*args)
+
+    monkeypatch.setattr(_plans, "make_plan", noted)
+    return made
+
+
+class TestPlansInVain:
+    """A plan takes longer than a walk: where none is followed, few are made."""
+
+    def test_the_structure_changes_before_every_call(self, planned, walks):
+        jitted, model, expected = transforms.jit(add_one_or_two), Toggled(), 0
+        for _ in range(300):
+            model.training = not model.training
+            jitted(model)
+            expected += 1 if model.training else 2
+            assert int(model.count.value) == expected
+        assert len(planned) <= 10
+        for _ in range(70):  # it stays the same from now on
+            jitted(model)
+        before = walks.count
+        jitted(model)
+        assert walks.count == before
+        assert int(model.count.value) == expected + 71 * (1 if model.training else 2)
+
+    def test_what_is_followed_once_between_two_changes_is_planned_each_time(self, planned):
+        jitted, model = transforms.jit(add_one_or_two), Toggled()
+        for _ in range(10):
+            model.training = not model.training
+            jitted(model), jitted(model)
+        assert len(planned) == 10
+
+    def test_models_that_are_called_once(self, planned):
+        jitted = transforms.jit(add_one_or_two)
+        for _ in range(300):
+            model = Toggled()
+            jitted(model)
+            assert int(model.count.value) == 1
+            del model
+        assert len(planned) <= 10
+
+    def test_models_that_live_are_planned_all(self, planned):
+        jitted, models = transforms.jit(add_one_or_two), [Toggled() for _ in range(30)]
+        for model in models:
+            jitted(model)
+        assert len(planned) == 30
