@@ -21,7 +21,7 @@ import numpy as np
 from anabranch._jax import current_trace
 from anabranch.errors import NodeTypeError, ReadOnlyError, SpentTwinError
 from anabranch.graph._tokens import OPEN_LEVELS, ROOT, STRUCTURE, current_token, owns, refuse
-from anabranch.graph._watchers import Watchers, tell
+from anabranch.graph._watchers import SWITCHES, Watchers, tell, write_switch
 
 _set: Callable[[Any, str, Any], None] = object.__setattr__
 _get: Callable[[Any, str], Any] = object.__getattribute__
@@ -136,6 +136,9 @@ class Module(_WithDict):
             are_arrays = type(value) not in _NO_ARRAYS and _is_array(old) and _is_array(value)
             if are_arrays or old is value or type(token) is weakref.ref:
                 _set(self, name, value)
+                return
+            if is_usual and type(value) in SWITCHES and type(old) in SWITCHES:
+                write_switch(self, attributes_of(self), name, value)
                 return
             tell_of_write(self)  # first, so that no interrupt can prevent it
             _set(self, name, value)

@@ -9,6 +9,10 @@ the watchers are told; who begins to watch looks at that stamp before the walk a
 begun. So there is no write that neither the one nor the other notices, in whatever order threads
 run. Both happens before the write, too: an interrupt may come right after it.
 
+**Switches.** An attribute that says in which mode a Module is goes back and forth. So those who
+watch keep what they know while switches are not as they know them, and are fresh again when all
+are. Only one thread at a time writes switches of Modules that are watched, or begins to watch.
+
 **Values.** `Memory.values` is None or exactly what the Variables hold. Values are remembered, and
 Variables that are remembered written, by one thread at a time (see `_turn`), and what is remembered
 is dropped *before* the write, so that an interrupt in between does no harm. A Variable that nobody
@@ -19,10 +23,11 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from anabranch.graph._turn import in_turn
+from anabranch.graph._tokens import STRUCTURE
+from anabranch.graph._turn import HAS_LOCK, in_turn
 
 
 class Watcher:
@@ -30,9 +35,20 @@ class Watcher:
 
     def __init__(self) -> None:
         self.fresh = True
-        """Whether none of them has been written since."""
+        """Whether all of them are as it knows them."""
+        self.ended = False
+        """Whether they never will be again."""
+        self.differing: dict[tuple[int, str], Any] = {}
+        """The switches that are not as it knows them: the id of a Module and a name, and the value
+        that it knows."""
         self.loose: Collection[tuple[int, str]] = ()
         """The attributes that it reads itself: the id of a Module, and a name."""
+
+    def end(self) -> None:
+        """Say that what it knows is out of date for good."""
+        self.ended = True  # first: who sees that it is not, makes it fresh before this goes on
+        self.fresh = False
+        self.leave()
 
     def leave(self) -> None:
         """Let go of what it knows, which is out of date; others may be reading it."""
@@ -134,13 +150,48 @@ def tell(watchers: Watchers, attribute: tuple[int, str] | None = None) -> None:
         attribute: the id of the Module and a name, if nothing but the value of an attribute was
             replaced; those who read that one themselves are not told.
     """
-    for ref in [*watchers]:  # a copy: another thread may begin to watch
-        watcher = ref()
-        if watcher is None or not watcher.fresh:
-            continue
+    for watcher in _alive(watchers):
         if attribute is None or attribute not in watcher.loose:
-            watcher.fresh = False
-            watcher.leave()
+            watcher.end()
+
+
+def _alive(watchers: Watchers) -> list[Watcher]:
+    """Return those whom a write concerns."""
+    known = [ref() for ref in [*watchers]]  # a copy: another thread may begin to watch
+    return [watcher for watcher in known if watcher is not None and not watcher.ended]
+
+
+SWITCHES = frozenset({bool, int, str, type(None)} if HAS_LOCK else ())
+"""The types of the values of switches."""
+
+
+@in_turn
+def write_switch(module: Any, attributes: Mapping[str, Any], name: str, value: Any) -> None:
+    """Write an attribute of a Module that is watched and may be a switch; tell of it.
+
+    Arguments:
+        module: the Module.
+        attributes: of it.
+        name: of the attribute.
+        value: one of `SWITCHES`.
+    """
+    old, key = attributes.get(name), (id(module), name)
+    if name not in attributes or type(old) not in SWITCHES:
+        tell(module._ab_watchers)
+    for watcher in _alive(module._ab_watchers):
+        watcher.fresh = False
+        watcher.differing.setdefault(key, old)
+    STRUCTURE.stamp = object()
+    _set(module, name, value)
+    STRUCTURE.stamp = object()
+    for watcher in _alive(module._ab_watchers):
+        if key not in watcher.differing or attributes.get(name) is not value:
+            watcher.end()  # a finaliser has begun to watch meanwhile; a slot has the same name
+            continue
+        then = watcher.differing[key]
+        if type(then) is type(value) and then == value:
+            del watcher.differing[key]
+        watcher.fresh = not (watcher.differing or watcher.ended)  # at once; see `_turn`
 
 
 def forget(memories: Memories) -> None:

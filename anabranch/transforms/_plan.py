@@ -174,9 +174,14 @@ class Plan:
         return leaves, segments
 
     def is_fresh(self) -> bool:
-        """Tell whether no Module of it has been written or is gone."""
+        """Tell whether all Modules of it are there, and as it knows them."""
         segments = [part.segment() for part in self.parts]
         return all(segment is not None and segment.fresh for segment in segments)
+
+    def may_be_fresh(self) -> bool:
+        """Tell whether they may be so later, or are now."""
+        segments = [part.segment() for part in self.parts]
+        return all(segment is not None and not segment.ended for segment in segments)
 
     def rearm(self, segments: Sequence[Segment], unwatched: object) -> bool:
         """Tell whether no write to a Variable concerns this plan, and remember it.

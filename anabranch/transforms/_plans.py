@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from anabranch import _jax
@@ -24,7 +25,7 @@ from anabranch.transforms._follower import followed_call, make_follower, quick_k
 from anabranch.transforms._lifting import attempt_for, call_in_attempt
 from anabranch.transforms._plan import AGAIN, Plan, Stamps, TraceNeededError, make_plan
 from anabranch.transforms._segment import Segment, give
-from anabranch.transforms._spine import SpineReader, Table
+from anabranch.transforms._spine import Spine, SpineReader, Table
 from anabranch.transforms._watch import Unplannable
 
 R = TypeVar("R")
@@ -71,7 +72,10 @@ class Plans:
         """For each first argument, if that is a Module, what follows its plans; see `quick_key`."""
 
     def __iter__(self) -> Iterator[Plan]:
-        return iter([plan for table in self._reader.tables.values() for plan in table.values()])
+        return iter([*chain.from_iterable(self._every())])
+
+    def _every(self) -> Iterator[Sequence[Plan]]:
+        return chain.from_iterable([table.values() for table in self._reader.tables.values()])
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Make a call by its plan, or return `AGAIN` with nothing done."""
@@ -79,7 +83,8 @@ class Plans:
             return AGAIN
         ended = COMMITS.ended
         spine = self._reader.read(args, kwargs)
-        plan = None if spine is None else spine.table.get(spine.key)
+        plans = () if spine is None else spine.table.get(spine.key, ())
+        plan = next((plan for plan in plans if plan.is_fresh()), None)
         if spine is None or plan is None:
             return AGAIN
         found = plan.read(spine)
@@ -122,7 +127,7 @@ class Plans:
         forms = [
             form
             for form in self._forms.get(key, {}).get(name, ())
-            if form[0] is not plan and form[0].is_fresh()
+            if form[0] is not plan and form[0].may_be_fresh()
         ][1 - _ALIKE :]  # the oldest may fit no more
         if sum(map(len, self._forms.values())) >= _FOLLOWERS:
             self.followers.clear()
@@ -143,6 +148,15 @@ class Plans:
         else:
             self._forms.pop(key, None)
             self.followers.pop(key, None)
+
+    def _add(self, spine: Spine, plan: Plan) -> None:
+        """Add a plan to those with its key that wait for switches; see `_watchers`."""
+        before = spine.table.get(spine.key, ())
+        waiting = [old for old in before if old.may_be_fresh() and not old.is_fresh()][: _MODES - 1]
+        spine.table[spine.key] = (plan, *waiting)
+        for old in before:
+            if old not in waiting:
+                self.note_end(old)
 
     def note_end(self, plan: Plan) -> None:
         """Plan less as long as plans are out of date before a call has followed them."""
@@ -241,8 +255,6 @@ class Plans:
         spine = self._reader.read_in_full(args, kwargs)
         if spine is None:
             return AGAIN
-        if spine.key in spine.table:
-            self.note_end(spine.table[spine.key])
         try:
             constants = captured_constants([self._splitter.function]).keys()
             plan, segments = make_plan(spine, flat, stamps, compiled, report, constants)
@@ -254,7 +266,7 @@ class Plans:
         objects = {*map(id, flat.objects)}
         for part, segment in zip(plan.parts, segments, strict=True):
             give(spine.roots[part.root], plan, segment, objects)
-        spine.table[spine.key] = plan
+        self._add(spine, plan)
         return plan.finish(spine, segments, flat.leaves, report, outputs)
 
     def clear(self) -> None:
@@ -265,6 +277,7 @@ class Plans:
             table.clear()
 
 
+_MODES = 4  # plans with one key
 _PATIENCE = 6  # the binary logarithm of the calls that leave no plan at most
 _FOLLOWERS = 1024
 _ALIKE = 8  # forms with one name that have a follower
@@ -363,12 +376,19 @@ def _forget(
     key: Any,
     dead: weakref.ref[Segment],
 ) -> None:
-    """Drop a plan; this may run while Python exits, when there are no globals any more."""
-    plans = table()
-    plan = None if plans is None else plans.get(key)
-    if plans is not None and plan is not None and any(p.segment is dead for p in plan.parts):
+    """Drop the plans of a segment.
+
+    This may run while Python exits, when there are no globals any more.
+    """
+    plans, every = table(), owner()
+    found = () if plans is None else plans.get(key, ())
+    of_dead = [plan for plan in found if any(part.segment is dead for part in plan.parts)]
+    if plans is None or not of_dead:
+        return
+    plans[key] = tuple([plan for plan in found if plan not in of_dead])
+    if not plans[key]:
         del plans[key]
-        every = owner()
-        if every is not None:
+    if every is not None:
+        for plan in of_dead:
             every.note_end(plan)
             every.drop_followers(plan)

@@ -226,7 +226,7 @@ def give(root: Any, plan: Any, segment: Segment, objects: Collection[int]) -> No
         kind: Any = _classify.rule_of(root)
         owned = kind.kept_plans(root)
         for other, known in list(owned.items()):
-            if not (known.fresh and (known.ids | known.beside).issubset(objects)):
+            if known.ended or not ((known.ids | known.beside).issubset(objects)):
                 owned.pop(other, None)
         owned[plan] = segment
 
@@ -241,7 +241,6 @@ def drop_others(root: Any, places: Collection[tuple[int, Any]]) -> None:
     with _OWNING:
         kind: Any = _classify.rule_of(root)
         owned = kind.kept_plans(root)
-        for plan, known in list(owned.items()):
+        for known in list(owned.values()):
             if any(place[0] in known.ids and place not in known.loose for place in places):
-                known.fresh = False
-                owned.pop(plan, None)
+                known.end()
