@@ -363,6 +363,7 @@ def commit(
         if expected is not None and not kind.holds(obj, *expected[i]):
             where = name(indices[i]) if name is not None else type(obj).__name__
             raise changed_meanwhile(where, type(obj))
+    none_runs = COMMITS.begun is COMMITS.ended
     COMMITS.begun += 1
     try:
         for obj, cls, (extra, keys, values) in writes:
@@ -380,7 +381,8 @@ def commit(
             kind.fill(obj, extra, keys, values)
         raise
     finally:
-        COMMITS.ended = COMMITS.begun
+        if none_runs:
+            COMMITS.ended = COMMITS.begun
 
 
 @in_turn
@@ -390,6 +392,7 @@ def commit_values(variables: Sequence[Variable], values: Sequence[Any]) -> None:
         check_owned(variable, variable._token, "write the value")
     old = [variable._value for variable in variables]
     forget_all(variables)
+    none_runs = COMMITS.begun is COMMITS.ended
     COMMITS.begun += 1
     try:
         any(map(_set_value, variables, values))  # in C; each returns None
@@ -397,7 +400,8 @@ def commit_values(variables: Sequence[Variable], values: Sequence[Any]) -> None:
         any(map(_set_value, variables, old))
         raise
     finally:
-        COMMITS.ended = COMMITS.begun
+        if none_runs:
+            COMMITS.ended = COMMITS.begun
 
 
 _set_value: Callable[[Any, Any], None] = vars(Variable)["_value"].__set__

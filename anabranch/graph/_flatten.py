@@ -58,7 +58,8 @@ class Flat:
 class _Commits:
     """How many commits of any thread have begun, and how many have ended: the same, or one runs.
 
-    The two are one object then, so that `is` tells.
+    The two are one object then, so that `is` tells. A finaliser may commit while a commit runs,
+    which ends no earlier for that.
     """
 
     __slots__ = ("begun", "ended")

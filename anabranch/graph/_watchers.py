@@ -57,12 +57,14 @@ class Watcher:
 class Memory:
     """What some Variables hold; see `memory_of`."""
 
-    __slots__ = ("__weakref__", "_overlapping", "beside", "values", "variables")
+    __slots__ = ("__weakref__", "_overlapping", "beside", "held", "values", "variables")
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = variables
         self.values: list[Any] | None = None
         """None if one of them has been written since."""
+        self.held: list[Any] | None = None
+        """What will be `values`, if none is written before: the same list then."""
         self.beside: list[weakref.ref[Memory]] = []
         """Those that hold values of the same Variables."""
         self._overlapping: list[weakref.ref[Memory]] = []
@@ -74,13 +76,16 @@ class Memory:
 
     @in_turn
     def _read(self) -> list[Any]:
-        values = [variable._value for variable in self.variables]
-        if len(self._overlapping) <= _MOST:
-            for ref in self._overlapping:
-                other = ref()
-                if other is not None and not any(known() is self for known in other.beside):
-                    other.beside.append(weakref.ref(self))
-            self.values = values
+        if len(self._overlapping) > _MOST:
+            return [*map(_value_of, self.variables)]
+        for ref in self._overlapping:
+            other = ref()
+            if other is not None and not any(known() is self for known in other.beside):
+                other.beside.append(weakref.ref(self))
+        self.held = values = []
+        values += map(_value_of, self.variables)
+        self.values = values if self.held is values else None  # a finaliser may have written
+        self.held = None
         return values
 
     def drop_beside(self) -> None:
@@ -125,6 +130,7 @@ def _are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
 Memories = Sequence["weakref.ref[Memory]"]
 Watchers = Sequence["weakref.ref[Watcher]"]
 _set = object.__setattr__
+_value_of = operator.attrgetter("_value")
 
 
 @in_turn
@@ -199,7 +205,7 @@ def forget(memories: Memories) -> None:
     for ref in memories:
         memory = ref()
         if memory is not None:
-            memory.values = None
+            memory.values = memory.held = None
 
 
 def forget_all(variables: Iterable[Any]) -> None:

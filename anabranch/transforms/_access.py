@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import compress
+from itertools import compress, starmap
 from typing import Any
 
 from anabranch.graph import _kinds
@@ -45,11 +45,21 @@ class Access:
         """Write them."""
         any(self.writing(variables, values))  # each returns None
 
+    def replacing(
+        self, variables: Sequence[Any], old: Sequence[Any], new: Sequence[Any]
+    ) -> tuple[Iterable[bool], Iterable[None]]:
+        """Return what tells of each whether it holds what it held, and what writes one each time.
+
+        If one is used up right after the other, by `in`, nothing comes between: even a finaliser
+        runs only where something is made, or where a function of Python is called.
+        """
+        return map(operator.is_, self.read(variables), old), self.writing(variables, new)
+
     def writing(self, variables: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
         """Return what writes one each time that it is asked for the next."""
         if self.one is None:
-            return map(_call, self.setters, variables, values)
-        return map(self.one.write, variables, values)
+            return starmap(_call, [*zip(self.setters, variables, values, strict=False)])
+        return starmap(self.one.write, [*zip(variables, values, strict=False)])
 
     def watched(self, variables: Sequence[Any]) -> Iterable[Any]:
         """Return those that tell of writes."""

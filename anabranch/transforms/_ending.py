@@ -18,7 +18,7 @@ from anabranch.transforms._segment import Segment
 from anabranch.transforms._spine import are_arrays
 from anabranch.transforms._taken import Arguments, split_name
 from anabranch.transforms._watch import Unplannable
-from anabranch.transforms._writer import PLAIN_KEYS, Put, Writer
+from anabranch.transforms._writer import PLAIN_KEYS, Put, Writer, key_of
 
 _TAKE_TURN = (
     ("try: del FREE[0]", 1),
@@ -75,9 +75,9 @@ class Ending:
         """A line that does the same if it is nobody's turn, so that none has to be taken."""
         names = self.source.names
         names.update(FREE=FREE, HOLDER=HOLDER, get_ident=get_ident, wait=wait)
-        names.update(call=operator.call, getters=access.getters, join=chain, setters=access.setters)
+        names.update(join=chain, replacing=access.replacing, starmap=starmap)
         if access.one is not None:
-            names.update(get_value=access.one.read, set_value=access.one.write)
+            names["set_value"] = access.one.write
 
     def add(self) -> None:
         """Add the lines."""
@@ -110,17 +110,9 @@ class Ending:
             source.add(f"{name} = {self._object(index)}")
         self._at_once = self._write_at_once(variables)
         self._take_turn()
-        for i, (name, index) in enumerate(zip(variables, writer.indices, strict=True)):
-            getter = f"getters[{i}]" if self.access.one is None else "get_value"
-            now = f"{name}._value" if self.access.own[i] else f"{getter}({name})"
-            then = self.places[writer.replaced[i]]
-            source.add(f"if {now} is not {then}: raise writer.changed({index})", 2)
-        if len(variables) == 1:
-            self._forget(2)
-            source.add(f"set_value({variables[0]}, {self._value(writer.sources[0])})", 2)
-            self._remember(2)
-        else:
-            self._write_together(f"({', '.join(variables)})")
+        old = [self.places[leaf] for leaf in writer.replaced]
+        source.add(f"written, old = ({', '.join(variables)},), ({', '.join(old)},)", 2)
+        self._write_together()
 
     def _write_at_once(self, variables: Sequence[str]) -> str | None:
         """Return one line that writes, with nothing in it where another thread may come in.
@@ -145,12 +137,11 @@ class Ending:
             line for number in self.written for line in self._notes(number, f"k{number}.values")
         ]
         if len(pairs) == 1:
-            source.add(f"written = {pairs[0]}")
-            steps.append("set_value(*written)")
+            source.add(f"pair = {pairs[0]}")
+            steps.append("set_value(*pair)")
         else:
-            source.names["starmap"] = starmap
             source.add(f"writing = starmap(set_value, ({', '.join(pairs)}))")
-            steps += ["COMMITS.begun = COMMITS.ended = COMMITS.begun + 1", "any(writing)"]
+            steps += ["COMMITS.begun = COMMITS.ended = COMMITS.begun + 1", "True in writing"]
         return f"if {' and '.join(conditions)}: {'; '.join(steps)}"
 
     def _notes(self, number: int, values: str) -> list[str]:
@@ -170,8 +161,7 @@ class Ending:
     def _write_many(self) -> None:
         self._list_written()
         self._take_turn()
-        self._check_written()
-        self._write_together("written")
+        self._write_together()
 
     def _list_written(self) -> None:
         """List the Variables that are written, and what was read of them."""
@@ -192,13 +182,6 @@ class Ending:
         ]
         source.add(f"written, old = {', '.join(joined)}")
 
-    def _check_written(self) -> None:
-        if self.access.is_own:
-            now = "[v._value for v in written]"
-        else:
-            now = f"map({'call, getters' if self.access.one is None else 'get_value'}, written)"
-        self.source.add(f"if not all(map(is_, {now}, old)): writer.complain(written, old)", 2)
-
     def _write_and_put(self) -> None:
         """Put trees, or several arrays, in their places; Variables may be written, too."""
         writer, source = self.writer, self.source
@@ -218,10 +201,7 @@ class Ending:
         if writer.indices:
             self._list_written()
         self._take_turn()
-        if writer.indices:
-            self._check_written()
-        source.add("writer.check(holders, before)", 2)
-        self._write_together("written" if writer.indices else None, puts=True)
+        self._put_together()
 
     def _holders(self) -> str | None:
         """Return an expression for what the places are in, None if there are many."""
@@ -249,33 +229,56 @@ class Ending:
             raise Unplannable  # it is read by columns
         return children[put.position]
 
-    def _write_together(self, variables: str | None, *, puts: bool = False) -> None:
-        """Write in one call in C, so that nothing can come between: each write returns None."""
+    def _write_together(self) -> None:
+        """Write several Variables, so that nothing can come between."""
         source = self.source
-        if variables is not None:
+        source.add(f"new = {self._outputs()}", 2)
+        self._begin_commit()
+        self._forget(3)
+        source.add("same, writing = replacing(written, old, new)", 3)
+        source.add("if False in same or True in writing: writer.complain(written, old)", 3)
+        self._remember(3)
+        self._end_commit()
+
+    def _put_together(self) -> None:
+        """Do the same, and put things in their places, which may fail."""
+        source, tells = self.source, self.writer.tells
+        if self.writer.indices:
             source.add(f"new = {self._outputs()}", 2)
-        if puts and self.writer.tells:
+        else:
+            source.add("written = old = new = ()", 2)
+        source.add("writer.check(holders, before)", 2)
+        if tells:
             source.add("writer.tell(objects)", 2)
+        source.add("same, writing = replacing(written, old, new)", 2)
+        source.add("writing = join(writing, writer.putting(holders, placed))", 2)
+        self._begin_commit()
+        self._forget(3)
+        source.add("are_others = False in same or True in writing", 3)
+        source.add("if not are_others:", 3)
+        source.add("pass", 4)
+        self._remember(4)
+        source.add("except BaseException:", 2)  # an interrupt may come when all has been written
+        source.add("writer.put_back(holders, before)", 3)
+        if self.writer.indices:
+            source.add("any(writer.access.writing(written, old))", 3)
+            self._forget(3)
+        source.add("raise", 3)
+        self._end_commit("writer.tell(objects)" if tells else "")
+        source.add("if are_others: writer.complain(written, old)", 2)
+
+    def _begin_commit(self) -> None:
+        source = self.source
+        source.add("none_runs = COMMITS.begun is COMMITS.ended", 2)
         source.add("COMMITS.begun += 1", 2)
         source.add("try:", 2)
-        self._forget(3)
-        write = "call, setters" if self.access.one is None else "set_value"
-        written = "" if variables is None else f"map({write}, {variables}, new)"
-        if puts:
-            written = f"join(writer.putting(holders, placed), {written})"
-        source.add(f"any({written})", 3)
-        self._remember(3)
-        if puts:  # an interrupt may come when all has been written
-            source.add("except BaseException:", 2)
-            source.add("writer.put_back(holders, before)", 3)
-            if variables is not None:
-                source.add(f"any(map({write}, {variables}, old))", 3)
-                self._forget(3)
-            source.add("raise", 3)
+
+    def _end_commit(self, before: str = "") -> None:
+        source = self.source
         source.add("finally:", 2)
-        if puts and self.writer.tells:
-            source.add("writer.tell(objects)", 3)
-        source.add("COMMITS.ended = COMMITS.begun", 3)
+        if before:
+            source.add(before, 3)
+        source.add("if none_runs: COMMITS.ended = COMMITS.begun", 3)
 
     def _forget(self, depth: int) -> None:
         """Let nobody remember what the Variables that are written have held; see `_watchers`."""
@@ -286,7 +289,8 @@ class Ending:
             source.add(f"forget_all(({', '.join(objects)},))", depth)
         for number in self.written:
             source.add(f"k{number} = s{number}.memory", depth)
-            source.add(f"m{number}, k{number}.values = k{number}.values, None", depth)
+            source.add(f"m{number} = k{number}.held = k{number}.values", depth)
+            source.add(f"k{number}.values = None", depth)
             source.add(f"if k{number}.beside: k{number}.drop_beside()", depth)
 
     def _remember(self, depth: int) -> None:
@@ -307,8 +311,10 @@ class Ending:
                 else:
                     places = source.constant(at)
                     source.add(f"any(map(m{number}.__setitem__, {places}, {new}))", depth + 1)
-            # even None: a finaliser may have made a call while they were written
-            source.add(f"k{number}.values = m{number}", depth)
+            # not if a finaliser has written, or made a call, meanwhile
+            same = f"k{number}.held is m{number}"
+            source.add(f"k{number}.values = m{number} if {same} else None", depth)
+            source.add(f"k{number}.held = None", depth)
             source.add(f"if k{number}.beside: k{number}.drop_beside()", depth)
 
     def _resolver(self, indices: Iterable[int]) -> str:
@@ -326,14 +332,20 @@ class Ending:
         name, old = source.constant(key), self.places[~put.old]
         write = f"holder[{name}] = {self._value(new)}"
         source.add(f"holder = {self._holder(index)}")
-        in_dict = self.plan.graphdef.entries[index].kind not in (_kinds.LIST, _kinds.DEQUE)
-        if HAS_LOCK and in_dict and type(key) in PLAIN_KEYS:
+        if HAS_LOCK and self._has_plain_keys(index):
             self._at_once = f"if FREE and {name} in holder and holder[{name}] is {old}: {write}"
         self._take_turn()
         source.add(f"try: same = holder[{name}] is {old}", 2)
         source.add("except LookupError: same = False", 2)
         source.add(f"if not same: raise writer.changed({index})", 2)
         source.add(write, 2)
+
+    def _has_plain_keys(self, index: int) -> bool:
+        """Tell whether no code of the user runs when a key of an object is looked up."""
+        entry = self.plan.graphdef.entries[index]
+        if entry.kind in (_kinds.LIST, _kinds.DEQUE):
+            return False
+        return {type(key_of(entry, position)) for position in range(len(entry.keys))} <= PLAIN_KEYS
 
     def _run(self, number: int, leaves: str, start: int, end: int) -> tuple[str, str]:
         """Return some Variables that are written, and what was read of them.

@@ -170,23 +170,26 @@ class Writer:
         placed: Sequence[Any],
     ) -> None:
         holders = self.places(objects)
-        if not all(map(operator.is_, self.access.read(variables), held)):
-            self.complain(variables, held)
         before = self._holding(holders, leaves) if self.keys else ()
         forget_all(self.access.watched(variables))
         self.tell(objects)
+        same, replacing = self.access.replacing(variables, held, values)
+        writing: Iterator[Any] = chain(replacing, self.putting(holders, placed))
+        none_runs = COMMITS.begun is COMMITS.ended
         COMMITS.begun += 1
         try:
-            written = self.access.writing(variables, values)
-            # all in one call in C, so that nothing can come between: each write returns None
-            any(chain(self.putting(holders, placed), written))
+            # nothing can come between: each write returns None
+            are_others = False in same or True in writing
         except BaseException:
             self.put_back(holders, before)
             self.access.write(variables, held)
             raise
         finally:
             self.tell(objects)
-            COMMITS.ended = COMMITS.begun
+            if none_runs:
+                COMMITS.ended = COMMITS.begun
+        if are_others:
+            self.complain(variables, held)
 
     def places(self, objects: Sequence[Any]) -> Sequence[Any]:
         """Return what each of the places is in."""
@@ -253,6 +256,7 @@ class Writer:
         for index, held, value in zip(self.indices, now, old, strict=True):
             if held is not value:
                 raise self.changed(index)
+        raise self.changed(self.indices[0])  # it holds that again by now
 
     def changed(self, index: int) -> ConcurrentWriteError:
         """Return the error for an object that somebody else has changed."""
