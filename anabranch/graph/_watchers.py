@@ -82,11 +82,13 @@ class Memory:
             other = ref()
             if other is not None and not any(known() is self for known in other.beside):
                 other.beside.append(weakref.ref(self))
-        self.held = values = []
-        values += map(_value_of, self.variables)
-        self.values = values if self.held is values else None  # a finaliser may have written
-        self.held = None
-        return values
+        try:
+            self.held = values = []
+            values += map(_value_of, self.variables)
+            self.values = values if self.held is values else None  # a finaliser may have written
+            return values
+        finally:
+            self.held = None
 
     def drop_beside(self) -> None:
         """Let those beside forget; it is the turn of this thread."""

@@ -255,9 +255,9 @@ class Ending:
         self._begin_commit()
         self._forget(3)
         source.add("are_others = False in same or True in writing", 3)
-        source.add("if not are_others:", 3)
-        source.add("pass", 4)
-        self._remember(4)
+        if self.written:
+            source.add("if not are_others:", 3)
+            self._remember(4)
         source.add("except BaseException:", 2)  # an interrupt may come when all has been written
         source.add("writer.put_back(holders, before)", 3)
         if self.writer.indices:
@@ -278,6 +278,8 @@ class Ending:
         source.add("finally:", 2)
         if before:
             source.add(before, 3)
+        for number in self.written:
+            source.add(f"k{number}.held = None", 3)  # it keeps nothing alive
         source.add("if none_runs: COMMITS.ended = COMMITS.begun", 3)
 
     def _forget(self, depth: int) -> None:
@@ -314,7 +316,6 @@ class Ending:
             # not if a finaliser has written, or made a call, meanwhile
             same = f"k{number}.held is m{number}"
             source.add(f"k{number}.values = m{number} if {same} else None", depth)
-            source.add(f"k{number}.held = None", depth)
             source.add(f"if k{number}.beside: k{number}.drop_beside()", depth)
 
     def _resolver(self, indices: Iterable[int]) -> str:

@@ -296,3 +296,23 @@ def test_a_call_waits_while_it_is_the_turn_of_another_thread(form):
     holder.join(60), caller.join(60)
     assert leaves(args) != before
     assert FREE == [None]
+
+
+def test_nothing_is_held_after_an_error():
+    step, model = ab.jit(train), Many(6)
+    for _ in range(CALLS):
+        step(model)
+    (follower,) = step._followers.values()
+    replacing = follower.__globals__["replacing"]
+
+    def meanwhile(*args: Any) -> Any:
+        model.all[0].value = jnp.array(100)
+        return replacing(*args)
+
+    follower.__globals__["replacing"] = meanwhile
+    with pytest.raises(ConcurrentWriteError):
+        step(model)
+    follower.__globals__["replacing"] = replacing
+    assert [ref().held for ref in model.all[0]._memories] == [None]
+    step(model)
+    assert leaves((model,)) == [101, *[CALLS + 1] * 5, 0]
