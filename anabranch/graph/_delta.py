@@ -24,13 +24,13 @@ from anabranch.errors import (
 from anabranch.graph import _classify, _kinds, _static
 from anabranch.graph._build import Built, build
 from anabranch.graph._classify import NUMBER
-from anabranch.graph._flatten import COMMITS, Flat, namer
+from anabranch.graph._flatten import Flat, namer
 from anabranch.graph._function import FUNCTION, lasting
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
 from anabranch.graph._kind import Kind
 from anabranch.graph._static import EXACT_BY_TYPE, encode
 from anabranch.graph._tokens import STRUCTURE, check_owned
-from anabranch.graph._turn import in_turn
+from anabranch.graph._turn import COMMITS, in_turn
 from anabranch.graph._variable import NO_METADATA, Variable
 from anabranch.graph._walk import Contents, Walk
 from anabranch.graph._watchers import forget_all
@@ -363,7 +363,6 @@ def commit(
         if expected is not None and not kind.holds(obj, *expected[i]):
             where = name(indices[i]) if name is not None else type(obj).__name__
             raise changed_meanwhile(where, type(obj))
-    none_runs = COMMITS.begun is COMMITS.ended
     COMMITS.begun += 1
     try:
         for obj, cls, (extra, keys, values) in writes:
@@ -380,9 +379,6 @@ def commit(
             kind = _classify.rule_of(obj)
             kind.fill(obj, extra, keys, values)
         raise
-    finally:
-        if none_runs:
-            COMMITS.ended = COMMITS.begun
 
 
 @in_turn
@@ -392,16 +388,12 @@ def commit_values(variables: Sequence[Variable], values: Sequence[Any]) -> None:
         check_owned(variable, variable._token, "write the value")
     old = [variable._value for variable in variables]
     forget_all(variables)
-    none_runs = COMMITS.begun is COMMITS.ended
     COMMITS.begun += 1
     try:
         any(map(_set_value, variables, values))  # in C; each returns None
     except BaseException:
         any(map(_set_value, variables, old))
         raise
-    finally:
-        if none_runs:
-            COMMITS.ended = COMMITS.begun
 
 
 _set_value: Callable[[Any, Any], None] = vars(Variable)["_value"].__set__

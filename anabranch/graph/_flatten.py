@@ -9,7 +9,7 @@ from anabranch.errors import StaticValueError, ValueWriteError
 from anabranch.graph import _kinds, _static
 from anabranch.graph._build import recipe_of
 from anabranch.graph._graphdef import GraphDef
-from anabranch.graph._turn import in_turn
+from anabranch.graph._turn import COMMITS, in_turn
 from anabranch.graph._walk import Contents, Walk, content_of, contents_of
 
 
@@ -53,22 +53,6 @@ class Flat:
         """Return the Variable that holds a leaf, or the plain array itself."""
         variable = self.graphdef.owners[leaf]
         return self.leaves[leaf] if variable < 0 else self.objects[variable]
-
-
-class _Commits:
-    """How many commits of any thread have begun, and how many have ended: the same, or one runs.
-
-    The two are one object then, so that `is` tells. A finaliser may commit while a commit runs,
-    which ends no earlier for that.
-    """
-
-    __slots__ = ("begun", "ended")
-
-    def __init__(self) -> None:
-        self.begun = self.ended = 0
-
-
-COMMITS = _Commits()
 
 
 def flatten(obj: Any, *, numbers: bool = False) -> Flat:

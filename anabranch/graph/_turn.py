@@ -47,6 +47,22 @@ HOLDER = _Holder()
 """Whose turn it is, if that is known already."""
 
 
+class _Commits:
+    """How many commits of any thread have begun, and how many have ended: the same, or one runs.
+
+    The two are one object then, so that `is` tells. A commit is made in turn, and ends with the
+    turn: a finaliser may make another one meanwhile, and an interrupt come anywhere.
+    """
+
+    __slots__ = ("begun", "ended")
+
+    def __init__(self) -> None:
+        self.begun = self.ended = 0
+
+
+COMMITS = _Commits()
+
+
 def wait() -> bool:
     """Wait for the turn of this thread; return False if it is its turn already."""
     if HOLDER.thread == get_ident():
@@ -78,6 +94,7 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         finally:
             if mine:
+                COMMITS.ended = COMMITS.begun
                 HOLDER.thread = None
                 FREE.append(None)
 

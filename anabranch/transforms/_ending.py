@@ -28,8 +28,8 @@ _TAKE_TURN = (
     ("HOLDER.thread = get_ident()", 2),
 )
 _GIVE_BACK = (
-    ("finally:", 1),
     ("if mine:", 2),
+    ("COMMITS.ended = COMMITS.begun", 3),
     ("HOLDER.thread = None", 3),
     ("FREE.append(None)", 3),
 )
@@ -91,8 +91,7 @@ class Ending:
         elif writer.indices:
             self._write_few()
         if writer.writes:
-            for line, depth in _GIVE_BACK:
-                self.source.add(line, depth)
+            self._give_back()
             if self._at_once is not None:
                 self.source.prefer(self._turn, self._at_once)
         self._return()
@@ -102,6 +101,14 @@ class Ending:
         self._turn = len(self.source.lines)
         for line, depth in _TAKE_TURN:
             self.source.add(line, depth)
+
+    def _give_back(self) -> None:
+        source = self.source
+        source.add("finally:")
+        for number in self.written:
+            source.add(f"k{number}.held = None", 2)
+        for line, depth in _GIVE_BACK:
+            source.add(line, depth)
 
     def _write_few(self) -> None:
         writer, source = self.writer, self.source
@@ -233,12 +240,11 @@ class Ending:
         """Write several Variables, so that nothing can come between."""
         source = self.source
         source.add(f"new = {self._outputs()}", 2)
-        self._begin_commit()
-        self._forget(3)
-        source.add("same, writing = replacing(written, old, new)", 3)
-        source.add("if False in same or True in writing: writer.complain(written, old)", 3)
-        self._remember(3)
-        self._end_commit()
+        source.add("COMMITS.begun += 1", 2)
+        self._forget(2)
+        source.add("same, writing = replacing(written, old, new)", 2)
+        source.add("if False in same or True in writing: writer.complain(written, old)", 2)
+        self._remember(2)
 
     def _put_together(self) -> None:
         """Do the same, and put things in their places, which may fail."""
@@ -252,7 +258,8 @@ class Ending:
             source.add("writer.tell(objects)", 2)
         source.add("same, writing = replacing(written, old, new)", 2)
         source.add("writing = join(writing, writer.putting(holders, placed))", 2)
-        self._begin_commit()
+        source.add("COMMITS.begun += 1", 2)
+        source.add("try:", 2)
         self._forget(3)
         source.add("are_others = False in same or True in writing", 3)
         if self.written:
@@ -264,23 +271,10 @@ class Ending:
             source.add("any(writer.access.writing(written, old))", 3)
             self._forget(3)
         source.add("raise", 3)
-        self._end_commit("writer.tell(objects)" if tells else "")
+        if tells:
+            source.add("finally:", 2)
+            source.add("writer.tell(objects)", 3)
         source.add("if are_others: writer.complain(written, old)", 2)
-
-    def _begin_commit(self) -> None:
-        source = self.source
-        source.add("none_runs = COMMITS.begun is COMMITS.ended", 2)
-        source.add("COMMITS.begun += 1", 2)
-        source.add("try:", 2)
-
-    def _end_commit(self, before: str = "") -> None:
-        source = self.source
-        source.add("finally:", 2)
-        if before:
-            source.add(before, 3)
-        for number in self.written:
-            source.add(f"k{number}.held = None", 3)  # it keeps nothing alive
-        source.add("if none_runs: COMMITS.ended = COMMITS.begun", 3)
 
     def _forget(self, depth: int) -> None:
         """Let nobody remember what the Variables that are written have held; see `_watchers`."""

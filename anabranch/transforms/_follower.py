@@ -31,9 +31,9 @@ from typing import Any
 from anabranch import _jax
 from anabranch._source import Source
 from anabranch.graph import _classify, _scope, _tokens
-from anabranch.graph._flatten import COMMITS
 from anabranch.graph._kinds import Kind
 from anabranch.graph._tokens import STRUCTURE
+from anabranch.graph._turn import COMMITS
 from anabranch.transforms._call import Selection
 from anabranch.transforms._ending import FEW, Ending
 from anabranch.transforms._lifting import has_found

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 from anabranch import _jax
 from anabranch.graph import _tokens
 from anabranch.graph._containers import captured_constants
-from anabranch.graph._flatten import COMMITS, Flat
+from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._scope import OPEN as _SCOPES
 from anabranch.graph._scope import Found
 from anabranch.graph._static import EXACT_BY_TYPE
+from anabranch.graph._turn import COMMITS
 from anabranch.transforms._box import Report, finish
 from anabranch.transforms._call import Selection, explain_failure, flatten_call, with_static
 from anabranch.transforms._follower import followed_call, make_follower, quick_key

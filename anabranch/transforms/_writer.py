@@ -23,9 +23,9 @@ from anabranch.errors import CapturedWriteError, ConcurrentWriteError
 from anabranch.graph import _classify, _kinds, _module, _static
 from anabranch.graph._build import picker
 from anabranch.graph._delta import changed_meanwhile
-from anabranch.graph._flatten import COMMITS, namer
+from anabranch.graph._flatten import namer
 from anabranch.graph._graphdef import Edge, Entry, GraphDef
-from anabranch.graph._turn import in_turn
+from anabranch.graph._turn import COMMITS, in_turn
 from anabranch.graph._watchers import forget_all
 from anabranch.transforms._access import Access
 from anabranch.transforms._box import Report
@@ -175,7 +175,6 @@ class Writer:
         self.tell(objects)
         same, replacing = self.access.replacing(variables, held, values)
         writing: Iterator[Any] = chain(replacing, self.putting(holders, placed))
-        none_runs = COMMITS.begun is COMMITS.ended
         COMMITS.begun += 1
         try:
             # nothing can come between: each write returns None
@@ -186,8 +185,6 @@ class Writer:
             raise
         finally:
             self.tell(objects)
-            if none_runs:
-                COMMITS.ended = COMMITS.begun
         if are_others:
             self.complain(variables, held)
 

@@ -77,7 +77,7 @@ def _writing_lines(code: types.CodeType) -> frozenset[int]:
     for instruction in dis.get_instructions(code):
         line = starts.get(instruction.offset) or line
         if instruction.opname in ("STORE_SUBSCR", "STORE_SLICE") or (
-            instruction.argval in ("values", "held", "writing", "set_value")
+            instruction.argval in ("values", "writing", "set_value")
         ):
             lines.add(line)
     return frozenset(lines)

@@ -16,8 +16,7 @@ from flax import nnx
 
 import anabranch as ab
 from anabranch.errors import ConcurrentWriteError
-from anabranch.graph._flatten import COMMITS
-from anabranch.graph._turn import FREE, HAS_LOCK, HOLDER, in_turn
+from anabranch.graph._turn import COMMITS, FREE, HAS_LOCK, HOLDER, in_turn
 from anabranch.transforms._follower import FILE
 
 pytestmark = pytest.mark.skipif(not HAS_LOCK, reason="threads run at the same time")

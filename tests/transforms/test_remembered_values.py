@@ -16,7 +16,7 @@ import pytest
 
 import anabranch as ab
 from anabranch.graph._classify import rule_of as kind_of
-from anabranch.graph._turn import in_turn
+from anabranch.graph._turn import FREE, in_turn
 from tests.transforms.interrupting import Interrupting, InterruptingAtLines
 
 # an interrupt in a callback of the garbage collector is reported, and lost
@@ -209,6 +209,7 @@ def test_an_interrupt_anywhere_in_a_planned_call_leaves_what_the_variables_hold(
         if not interrupted:
             break
     assert (4 if of_thread or name == "train" else 2) <= place < 199
+    assert FREE == [None]
 
 
 def is_interrupted(place: int, call: Callable[[], Any], make: Any = Interrupting) -> bool:
