@@ -317,7 +317,7 @@ def test_those_that_hold_something_elsewhere_are_not_read_in_memory() -> None:
 
     names = ("value", "metadata", "owner")
     read, metadata, owner = [operator.attrgetter(name) for name in names]
-    cell = Cell(read, none, metadata, owner)
+    cell = Cell("value", read, none, metadata, owner)
     plain = [Plain() for _ in range(COUNT)]
     slots = slots_of(cell, plain)
     assert slots is not None
