@@ -45,7 +45,7 @@ class Effort(NamedTuple):
     seconds: float  # for one contestant in one round
     rounds: int  # at most
     budget: float  # seconds for one line, after which no round is begun
-    slow_rounds: int  # of what takes about a second a call; at least as many of anything
+    least_rounds: int  # the least number
     contestants: tuple[str, ...] = CONTESTANTS
     clock: str = "wall"
 
@@ -54,8 +54,8 @@ class Effort(NamedTuple):
         return quick if self.quick else full
 
 
-FULL = Effort(quick=False, seconds=0.002, rounds=301, budget=6.0, slow_rounds=7)
-QUICK = Effort(quick=True, seconds=0.001, rounds=101, budget=1.0, slow_rounds=3)
+FULL = Effort(quick=False, seconds=0.002, rounds=301, budget=6.0, least_rounds=7)
+QUICK = Effort(quick=True, seconds=0.001, rounds=101, budget=1.0, least_rounds=3)
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -101,7 +101,7 @@ def compare(
         effort: how long to measure.
         unit: `us` or `ms`.
         per: what the time of one call is divided by.
-        slow: a call takes long enough to be timed by itself, in few rounds.
+        slow: a call takes long enough to be timed by itself.
     """
     steps, absent = made(makers, effort)
     seconds = rounds_of(steps, effort, slow=slow)
@@ -139,8 +139,8 @@ def rounds_of(steps: Mapping[str, Step], effort: Effort, *, slow: bool) -> dict[
     found: dict[str, list[float]] = {name: [] for name in steps}
     names = list(steps)
     end = time.perf_counter() + effort.budget
-    for i in range(effort.slow_rounds if slow else effort.rounds):
-        if i >= effort.slow_rounds and time.perf_counter() > end:
+    for i in range(effort.rounds):
+        if i >= effort.least_rounds and time.perf_counter() > end:
             break
         turn = i % max(len(names), 1)
         for name in names[turn:] + names[:turn]:

@@ -9,6 +9,7 @@ caller's objects: everything is computed first, then written under an undo log.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
@@ -356,29 +357,57 @@ def commit(
         name: how an object is called in messages, given its index.
         indices: the index of each object.
     """
-    done: list[tuple[Any, type, Contents]] = []
-    for i, (obj, _, _) in enumerate(writes):
-        kind: Any = _classify.rule_of(obj)
-        kind.check_writable(obj)
-        if expected is not None and not kind.holds(obj, *expected[i]):
+
+    def check(i: int) -> None:
+        obj = writes[i].obj
+        if expected is not None and not _kind_of(obj).holds(obj, *expected[i]):
             where = name(indices[i]) if name is not None else type(obj).__name__
             raise changed_meanwhile(where, type(obj))
+
+    collects = gc.isenabled()
+    try:
+        gc.disable()  # so that no finaliser writes meanwhile
+        for i, (obj, _, _) in enumerate(writes):
+            _kind_of(obj).check_writable(obj)
+            check(i)
+        _write_all(writes, check)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _write_all(writes: Sequence[Write], check: Callable[[int], None]) -> None:
+    done: list[Write] = []  # what there was
     COMMITS.begun += 1
     try:
-        for obj, cls, (extra, keys, values) in writes:
-            kind = _classify.rule_of(obj)
-            done.append((obj, type(obj), kind.open(obj)))
-            if cls is not type(obj):
-                object.__setattr__(obj, "__class__", cls)
-                STRUCTURE.renew_variables()
-            kind.fill(obj, extra, keys, values)
+        for i, write in enumerate(writes):
+            obj = write.obj
+            before = Write(obj, type(obj), _kind_of(obj).open(obj))
+            check(i)  # again: other threads may write without taking turns
+            done.append(before)
+            _write(write)
     except BaseException:
-        for obj, cls, (extra, keys, values) in reversed(done):
-            if cls is not type(obj):
-                object.__setattr__(obj, "__class__", cls)
-            kind = _classify.rule_of(obj)
-            kind.fill(obj, extra, keys, values)
+        for i, before in reversed([*enumerate(done)]):
+            is_last = i == len(done) - 1  # which may have been written by half
+            if is_last or _holds(*writes[i]):  # else somebody has written since
+                _write(before)
         raise
+
+
+def _kind_of(obj: Any) -> Any:
+    return _classify.rule_of(obj)
+
+
+def _write(write: Write) -> None:
+    obj, cls, contents = write
+    if cls is not type(obj):
+        object.__setattr__(obj, "__class__", cls)
+        STRUCTURE.renew_variables()
+    _kind_of(obj).fill(obj, *contents)
+
+
+def _holds(obj: Any, cls: type, contents: Contents) -> bool:
+    return type(obj) is cls and _kind_of(obj).holds(obj, *contents)
 
 
 @in_turn

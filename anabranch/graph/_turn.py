@@ -7,7 +7,8 @@ finaliser of the user may run at any time, and write.
 
 What writes is a function that `in_turn` wraps; the followers of plans have the same lines in place.
 Python looks for signals where a function is entered and when one of C has returned: not between the
-removal and the `try`, and not before the element is back.
+removal and the `try`, and not before the element is back. Finalisers of the user, too, run there,
+or where something is made, and would wait for ever if the list is empty and nobody is its holder.
 
 There, too, and nowhere else, another thread may come in. So one line takes no turn if it looks
 whether it is nobody's, compares, writes, and calls nothing but one function of C at its end, if
@@ -63,9 +64,9 @@ class _Commits:
 COMMITS = _Commits()
 
 
-def wait() -> bool:
+def wait(me: int) -> bool:
     """Wait for the turn of this thread; return False if it is its turn already."""
-    if HOLDER.thread == get_ident():
+    if HOLDER.thread == me:
         return False
     pause = _SHORTEST
     while True:
@@ -75,6 +76,7 @@ def wait() -> bool:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST)
         else:
+            HOLDER.thread = me
             return True
 
 
@@ -83,14 +85,15 @@ def in_turn(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        me = get_ident()
         try:
             del FREE[0]
         except IndexError:
-            mine = wait()
+            mine = wait(me)
         else:
+            HOLDER.thread = me
             mine = True
         try:
-            HOLDER.thread = get_ident()
             return function(*args, **kwargs)
         finally:
             if mine:

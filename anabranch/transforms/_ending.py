@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from itertools import chain, starmap
+from itertools import starmap
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -21,11 +21,11 @@ from anabranch.transforms._watch import Unplannable
 from anabranch.transforms._writer import PLAIN_KEYS, Put, Writer, key_of
 
 _TAKE_TURN = (
+    ("me = get_ident()", 1),
     ("try: del FREE[0]", 1),
-    ("except IndexError: mine = wait()", 1),
-    ("else: mine = True", 1),
+    ("except IndexError: mine = wait(me)", 1),
+    ("else: HOLDER.thread = me; mine = True", 1),
     ("try:", 1),
-    ("HOLDER.thread = get_ident()", 2),
 )
 _GIVE_BACK = (
     ("if mine:", 2),
@@ -75,7 +75,7 @@ class Ending:
         """A line that does the same if it is nobody's turn, so that none has to be taken."""
         names = self.source.names
         names.update(FREE=FREE, HOLDER=HOLDER, get_ident=get_ident, wait=wait)
-        names.update(join=chain, replacing=access.replacing, starmap=starmap)
+        names.update(replacing=access.replacing, starmap=starmap)
         if access.one is not None:
             names["set_value"] = access.one.write
 
@@ -256,8 +256,8 @@ class Ending:
         source.add("writer.check(holders, before)", 2)
         if tells:
             source.add("writer.tell(objects)", 2)
-        source.add("same, writing = replacing(written, old, new)", 2)
-        source.add("writing = join(writing, writer.putting(holders, placed))", 2)
+        source.add("changes = written, old, new, holders, before, placed", 2)
+        source.add("same, writing = writer.replacing(*changes)", 2)
         source.add("COMMITS.begun += 1", 2)
         source.add("try:", 2)
         self._forget(3)
@@ -265,16 +265,18 @@ class Ending:
         if self.written:
             source.add("if not are_others:", 3)
             self._remember(4)
-        source.add("except BaseException:", 2)  # an interrupt may come when all has been written
-        source.add("writer.put_back(holders, before)", 3)
-        if self.writer.indices:
-            source.add("any(writer.access.writing(written, old))", 3)
-            self._forget(3)
-        source.add("raise", 3)
+        # an interrupt may come when all has been written
+        source.add("except BaseException as error:", 2)
+        source.add("writer.undo(*changes)", 3)
+        self._forget(3)
+        source.add("if not isinstance(error, LookupError): raise", 3)
+        source.add("are_others = True", 3)  # there is no such place any more
         if tells:
             source.add("finally:", 2)
             source.add("writer.tell(objects)", 3)
-        source.add("if are_others: writer.complain(written, old)", 2)
+        source.add("if are_others:", 2)
+        source.add("writer.check(holders, before)", 3)
+        source.add("writer.complain(written, old)", 3)
 
     def _forget(self, depth: int) -> None:
         """Let nobody remember what the Variables that are written have held; see `_watchers`."""

@@ -9,12 +9,11 @@ everything.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -173,19 +172,21 @@ class Writer:
         before = self._holding(holders, leaves) if self.keys else ()
         forget_all(self.access.watched(variables))
         self.tell(objects)
-        same, replacing = self.access.replacing(variables, held, values)
-        writing: Iterator[Any] = chain(replacing, self.putting(holders, placed))
+        places = holders, before, placed
+        same, writing = self.replacing(variables, held, values, *places)
         COMMITS.begun += 1
         try:
             # nothing can come between: each write returns None
             are_others = False in same or True in writing
-        except BaseException:
-            self.put_back(holders, before)
-            self.access.write(variables, held)
-            raise
+        except BaseException as error:
+            self.undo(variables, held, values, *places)
+            if not isinstance(error, LookupError):
+                raise
+            are_others = True  # there is no such place any more
         finally:
             self.tell(objects)
         if are_others:
+            self.check(holders, before)
             self.complain(variables, held)
 
     def places(self, objects: Sequence[Any]) -> Sequence[Any]:
@@ -210,15 +211,38 @@ class Writer:
                 if _read(*place) is not then:
                     raise self.changed(put.entry)
 
-    def putting(self, holders: Sequence[Any], placed: Sequence[Any]) -> Iterator[None]:
-        """Return what puts one thing in its place each time that it is asked for the next."""
-        return map(_call, self._setters, holders, self.keys, placed)
+    def replacing(
+        self,
+        variables: Sequence[Any],
+        old: Sequence[Any],
+        new: Sequence[Any],
+        holders: Sequence[Any],
+        before: Sequence[Any],
+        placed: Sequence[Any],
+    ) -> tuple[Iterator[Any], Iterator[Any]]:
+        """Return what `Access.replacing` does, for Variables and then for places."""
+        same, writing = self.access.replacing(variables, old, new)
+        now = map(_call, self._getters, holders, self.keys)
+        putting = map(_call, self._setters, holders, self.keys, placed)
+        return chain(same, map(operator.is_, now, before)), chain(writing, putting)
 
-    def put_back(self, holders: Sequence[Any], before: Sequence[Any]) -> None:
-        """Put back what was in the places."""
-        for write, *place in zip(self._setters, holders, self.keys, before, strict=True):
-            with contextlib.suppress(LookupError):  # somebody has deleted it
-                write(*place)
+    def undo(
+        self,
+        variables: Sequence[Any],
+        old: Sequence[Any],
+        new: Sequence[Any],
+        holders: Sequence[Any],
+        before: Sequence[Any],
+        placed: Sequence[Any],
+    ) -> None:
+        """Put back what was there, wherever what was to be written is by now."""
+        ours = [*map(operator.is_, self.access.read(variables), new)]
+        self.access.write([*compress(variables, ours)], [*compress(old, ours)])
+        for read, write, holder, key, then, put in zip(
+            self._getters, self._setters, holders, self.keys, before, placed, strict=True
+        ):
+            if _read(read, holder, key) is put:
+                write(holder, key, then)
 
     def tell(self, objects: Sequence[Any]) -> None:
         """Tell those who know what is replaced; it is done before and after."""
@@ -253,7 +277,7 @@ class Writer:
         for index, held, value in zip(self.indices, now, old, strict=True):
             if held is not value:
                 raise self.changed(index)
-        raise self.changed(self.indices[0])  # it holds that again by now
+        raise self.changed((*self.indices, *self.holders)[0])  # it holds that again by now
 
     def changed(self, index: int) -> ConcurrentWriteError:
         """Return the error for an object that somebody else has changed."""

@@ -26,7 +26,7 @@ from benchmarks.rows import (
 pytestmark = pytest.mark.filterwarnings("ignore")  # other libraries warn of what they will change
 
 TINY = Effort(
-    quick=True, seconds=0.0, rounds=1, budget=0.0, slow_rounds=1, contestants=(OURS, BARE)
+    quick=True, seconds=0.0, rounds=1, budget=0.0, least_rounds=1, contestants=(OURS, BARE)
 )
 SMALL = {
     1: lambda: dispatch.lines(TINY._replace(contestants=CONTESTANTS), depths=(1,)),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -67,6 +69,32 @@ def test_a_thread_that_has_its_turn_may_take_it_again() -> None:
         return 0 if depth == 0 else 1 + count(depth - 1)
 
     assert count(5) == 5
+    assert is_free()
+
+
+def test_code_that_runs_anywhere_in_between_may_take_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A handler of a signal, or a finaliser, that writes."""
+
+    def waited(_: float) -> None:
+        raise AssertionError("the turn was nobody's")
+
+    events: list[str] = []
+    add = in_turn(events.append)
+
+    def look(_: types.FrameType, event: str, __: object) -> None:
+        if event in ("call", "c_return"):
+            add(event)
+
+    monkeypatch.setattr(_turn.time, "sleep", waited)
+    sys.setprofile(look)
+    try:
+        add("itself")
+    finally:
+        sys.setprofile(None)
+    assert events.count("itself") == 1
+    assert len(events) > 4
     assert is_free()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import dis
-import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,7 @@ import pytest
 from flax import nnx
 
 import anabranch as ab
-from anabranch.errors import ConcurrentWriteError
-from anabranch.graph._turn import COMMITS, FREE, HAS_LOCK, HOLDER, in_turn
+from anabranch.graph._turn import FREE, HAS_LOCK, HOLDER, in_turn
 from anabranch.transforms._follower import FILE
 
 pytestmark = pytest.mark.skipif(not HAS_LOCK, reason="threads run at the same time")
@@ -180,99 +178,6 @@ def test_keys_of_the_user_run_in_turn():
     assert int(held["a"]) == CALLS
 
 
-def train(model: Any) -> Any:
-    """Write as many Variables as there are before the last one, which is read."""
-    for variable in model.all[:-1]:
-        variable.value = variable.value + 1
-    return model.all[-1].value + 0
-
-
-class Many(ab.Module):
-    def __init__(self, count: int) -> None:
-        self.all = [ab.Variable(jnp.array(0)) for _ in range(count + 1)]
-
-
-class Collected:
-    """Does something when the garbage collector comes along, at the `number`th look at it."""
-
-    def __init__(self, number: int, does: Callable[[], Any]) -> None:
-        self.left, self.does = number, does
-        self.done = False
-
-    def __enter__(self) -> None:
-        gc.collect()
-        gc.callbacks.append(self._look)
-        self._threshold = gc.get_threshold()
-        gc.set_threshold(1, 1000, 1000)
-
-    def __exit__(self, *_: object) -> None:
-        gc.set_threshold(*self._threshold)
-        gc.callbacks.remove(self._look)
-
-    def _look(self, phase: str, _: object) -> None:
-        if phase == "stop" and not self.done:
-            self.done = self.left == 0
-            self.left -= 1
-            if self.done:
-                gc.set_threshold(0)
-                self.does()
-
-
-@pytest.mark.parametrize("taken", [False, True])
-@pytest.mark.parametrize("count", [1, 3, 6])
-@pytest.mark.parametrize("which", ["a written one", "the one that is read"])
-def test_what_a_finaliser_writes_meanwhile_is_neither_lost_nor_forgotten(which, count, taken):
-    step, view = ab.jit(train), ab.jit(lambda model: [v.value + 0 for v in model.all])
-    model = Many(count)
-    for _ in range(CALLS):
-        step(model), view(model)
-    call = in_turn(step) if taken else step
-    place, new = 0, [jnp.array(1000 * (i + 1)) for i in range(400)]
-    target = model.all[0 if which == "a written one" else -1]
-    for place, value in enumerate(new):
-        before = [int(v.value) for v in model.all]
-        finaliser = Collected(place, lambda value=value: setattr(target, "value", value))
-        ok = True
-        with finaliser:
-            try:
-                call(model)
-            except ConcurrentWriteError:
-                ok = False
-        now = [int(v.value) for v in model.all]
-        expected = [x + ok for x in before[:-1]] + before[-1:]
-        if finaliser.done:
-            at = model.all.index(target)
-            # before the call, or after it
-            assert now[at] in {int(value), int(value) + (ok and at == 0)}
-            expected[at] = now[at]
-        assert now == expected
-        assert [int(x) for x in view(model)] == now
-        assert FREE == [None]
-        if not finaliser.done:
-            break
-    assert 1 <= place < len(new) - 1
-
-
-def test_a_commit_does_not_end_by_one_that_runs_within():
-    step, inner, outer = ab.jit(train), Many(6), Many(6)
-    for _ in range(CALLS):
-        step(inner), step(outer)
-    open_after: list[bool] = []
-    follower = step._followers[id(outer)]
-    replacing = follower.__globals__["replacing"]
-
-    def meanwhile(*args: Any) -> Any:
-        step(inner)
-        open_after.append(COMMITS.begun is not COMMITS.ended)
-        return replacing(*args)
-
-    follower.__globals__["replacing"] = meanwhile
-    step(outer)
-    assert open_after == [True]
-    assert COMMITS.begun is COMMITS.ended
-    assert int(outer.all[0].value) == int(inner.all[0].value) == CALLS + 1
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_call_waits_while_it_is_the_turn_of_another_thread(form):
     jitted, args, _ = followed(form)
@@ -295,23 +200,3 @@ def test_a_call_waits_while_it_is_the_turn_of_another_thread(form):
     holder.join(60), caller.join(60)
     assert leaves(args) != before
     assert FREE == [None]
-
-
-def test_nothing_is_held_after_an_error():
-    step, model = ab.jit(train), Many(6)
-    for _ in range(CALLS):
-        step(model)
-    (follower,) = step._followers.values()
-    replacing = follower.__globals__["replacing"]
-
-    def meanwhile(*args: Any) -> Any:
-        model.all[0].value = jnp.array(100)
-        return replacing(*args)
-
-    follower.__globals__["replacing"] = meanwhile
-    with pytest.raises(ConcurrentWriteError):
-        step(model)
-    follower.__globals__["replacing"] = replacing
-    assert [ref().held for ref in model.all[0]._memories] == [None]
-    step(model)
-    assert leaves((model,)) == [101, *[CALLS + 1] * 5, 0]

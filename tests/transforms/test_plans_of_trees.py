@@ -248,17 +248,21 @@ def test_an_interrupt_when_all_has_been_written_undoes_all():
     for _ in range(4):
         jitted(model, opt, 1.0)
     before = [model.w.value, model.b.value, opt.state]
-    (follower,) = jitted._followers.values()
-    names = follower.__globals__
+    (plan,) = jitted._plans
+    writer = plan.latest.writer
+    replacing = writer.replacing
 
-    join = names["join"]
+    def interrupted(*args: Any) -> Any:
+        del writer.replacing
+        same, writing = replacing(*args)
 
-    def interrupted(*writing: Any) -> Any:
-        names["join"] = join
-        yield from join(*writing)
-        raise KeyboardInterrupt
+        def to_the_end() -> Any:
+            yield from writing
+            raise KeyboardInterrupt
 
-    names["join"] = interrupted
+        return same, to_the_end()
+
+    writer.replacing = interrupted
     with pytest.raises(KeyboardInterrupt):
         jitted(model, opt, 1.0)
     after = [model.w.value, model.b.value, opt.state]
