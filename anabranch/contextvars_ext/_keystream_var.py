@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 class _DefaultStream:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may draw keys, too
         self._seed = 0
         self._stream: KeyStream | None = None
 
@@ -40,7 +40,9 @@ class _DefaultStream:
             if self._stream is None:
                 # Eagerly, whatever vmap or grad is active: the stream outlives them.
                 with jax.core.eval_context():
-                    self._stream = KeyStream(jax.random.key(self._seed))
+                    made = KeyStream(jax.random.key(self._seed))
+                if self._stream is None:
+                    self._stream = made
             return self._stream
 
 

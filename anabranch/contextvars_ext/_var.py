@@ -171,7 +171,9 @@ class JitAwareContextVar(Generic[T]):
             assert self._factory is not None
             with self._lock, jax.core.eval_context():
                 if isinstance(self._default, _Missing):
-                    self._default = self._factory()
+                    made = self._factory()
+                    if isinstance(self._default, _Missing):  # else a finaliser has asked, too
+                        self._default = made
         assert not isinstance(self._default, _Missing)
         return self._default
 

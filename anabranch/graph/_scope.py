@@ -48,7 +48,7 @@ class Hooks:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may call, too
         self._hooks: list[Hook] = []
         self._held = False
 
@@ -74,9 +74,13 @@ class Hooks:
         if self._held:
             with self._lock:
                 if self._held and not OPEN:
-                    for hook in self._hooks:
-                        hook.detach()
-                    self._held = False
+                    self._held = False  # first: a finaliser may call meanwhile, and need them
+                    try:
+                        for hook in self._hooks:
+                            hook.detach()
+                    except BaseException:
+                        self._held = True
+                        raise
 
 
 def _is_there(x: Any) -> bool:

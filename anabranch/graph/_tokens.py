@@ -9,8 +9,9 @@ Equal stamps mean an unchanged structure; it is set after the write, so that who
 and then walks an object can only be too careful. Whoever wants to know about some Modules only
 watches them (see `_watchers`).
 
-A function that is called on twins in the trace of its caller, by `jax.named_call` say, would own
-all objects of the caller. So a **level** can be opened, whose token takes the place of the trace's.
+A function that is called on twins in the trace of its caller, by `jax.named_call` say, or by any
+transform under `jax.disable_jit`, would own all objects of the caller. So a **level** can be
+opened, whose token takes the place of the trace's.
 """
 
 from __future__ import annotations
@@ -38,40 +39,51 @@ NOBODY = object()
 """The token of a copy that JAX made inside a trace."""
 
 
-class _Level:
-    """A token of its own within a trace."""
+class Level:
+    """A token of its own within the current trace.
+
+    Who opens one cuts the list of `levels` to its old length, in place, as an interrupt may come
+    whenever a function is entered or left; then takes it out of `OPEN_LEVELS`.
+    """
 
     __slots__ = ("trace",)
 
-    def __init__(self, trace: Any) -> None:
-        self.trace = trace
+    def __init__(self) -> None:
+        self.trace = _current_trace()
+
+    def open(self) -> None:
+        """Let only what is made from now on in the trace belong to it."""
+        OPEN_LEVELS.append(self)
+        STRUCTURE.unwatched = object()
+        _LEVELS.stack.append(self)
 
 
 class _Levels(threading.local):
     def __init__(self) -> None:
-        self.stack: list[_Level] = []
+        self.stack: list[Level] = []
 
-    def of(self, trace: Any) -> _Level | None:
+    def of(self, trace: Any) -> Level | None:
         """Return the innermost level of a trace in this thread."""
         return next((level for level in reversed(self.stack) if level.trace is trace), None)
 
 
 _LEVELS = _Levels()
-OPEN_LEVELS: list[_Level] = []  # those of all threads: most often there is none
+OPEN_LEVELS: list[Level] = []  # those of all threads: most often there is none
+
+
+def levels() -> list[Level]:
+    """Return the levels of this thread."""
+    return _LEVELS.stack
 
 
 def call_at_own_level(function: Callable[..., R], *args: Any) -> R:
     """Call a function; only what it makes in the current trace belongs to it."""
-    level = _Level(_current_trace())
-    stack = _LEVELS.stack
+    level, stack = Level(), levels()
     depth = len(stack)
     try:
-        OPEN_LEVELS.append(level)
-        STRUCTURE.unwatched = object()
-        stack.append(level)
+        level.open()
         return function(*args)
     finally:
-        # in place, and this first: an interrupt may come whenever a function is entered or left
         del stack[depth:]
         level.trace = None  # tokens of objects that outlive it do not keep the trace
         if level in OPEN_LEVELS:
@@ -101,14 +113,14 @@ def levels_are_open() -> bool:
 
 def is_level(token: Any) -> bool:
     """Tell whether a token is that of a level within a trace."""
-    return type(token) is _Level
+    return type(token) is Level
 
 
 def trace_of(token: Any) -> Any:
     """Return the trace that a token belongs to, None if it is gone."""
     if type(token) is weakref.ref:
         return token()
-    return token.trace if type(token) is _Level else token
+    return token.trace if type(token) is Level else token
 
 
 def owns(token: Any) -> bool:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from anabranch._jax import current_trace
 from anabranch.graph._build import Built, build
 from anabranch.graph._delta import Delta, Diff, apply, diff
 from anabranch.graph._flatten import Flat, check_opaques
@@ -26,8 +27,9 @@ from anabranch.graph._graphdef import GraphDef
 from anabranch.graph._leaks import Places, refuse_leaks
 from anabranch.graph._scope import HOOKS, OPEN, Scope, open_scopes
 from anabranch.graph._spend import spend
+from anabranch.graph._tokens import OPEN_LEVELS, Level, levels
 from anabranch.transforms._captured import tell_watcher
-from anabranch.transforms._lifting import attempt_for, lifting_into, with_captured
+from anabranch.transforms._lifting import Attempt, attempt_for, lifting_into, with_captured
 from anabranch.transforms._room import with_room
 
 
@@ -146,48 +148,60 @@ def run_inside(
         call: from the twin of the `Call` to its result, if that is not to call its function.
         prepare: does something to the twins, given by index, before the call.
     """
-    built = build(graphdef, leaves)
-    nodes = built.recipe.identities
-    twins = [built.objects[i] for i in nodes]
-    attempt = attempt_for(graphdef)
-    objects = None if attempt is None else attempt.flat.objects
-    outer = None if objects is None else [objects[i] for i in nodes]
-    opener, captured = (None, ()) if attempt is None else (attempt.opener, attempt.captured)
-    scope = Scope(outer, twins, opener, captured, attempt is not None and attempt.hooked)
-    functions = () if attempt is None else attempt.functions
-    scopes = open_scopes()
-    around = scopes[-1].places if scopes else None
-    scope.places = places = Places(functions, built.recipe.classes, around)
-    depth = len(scopes)
-    left: list[str] = []
+    attempt, left = attempt_for(graphdef), list[str]()
+    level, outer_levels = Level(), levels()
+    height = len(outer_levels)
     try:
-        scope.open()
-        with lifting_into(attempt, scope):
-            if prepare is not None:
-                prepare(built.objects)
-            twin = with_captured(built.resolve(graphdef.root))
-            if call is None:  # with no frame between: JAX records the stack of each operation
-                function, args, kwargs = twin.parts()
-                result = function(*args, **kwargs)
-            else:
-                result = call(twin)
-            tell_watcher()
-            found = diff(graphdef, built, result, lanes=grouping.lanes)
-            if attempt is not None:
-                attempt.refuse_copies(found.new, scope)
-            picked = None if pick is None else pick(result)
-            inside = Inside(*_report(graphdef, leaves, grouping, built, found), picked)
+        if attempt is not None and attempt.opener is current_trace():
+            level.open()  # in the trace of its caller, it would own all objects of the caller
+        built = build(graphdef, leaves)
+        twins = [built.objects[i] for i in built.recipe.identities]
+        scope = _scope_of(attempt, built, twins)
+        functions = () if attempt is None else attempt.functions
+        scopes = open_scopes()
+        around = scopes[-1].places if scopes else None
+        scope.places = places = Places(functions, built.recipe.classes, around)
+        depth = len(scopes)
+        try:
+            scope.open()
+            with lifting_into(attempt, scope):
+                if prepare is not None:
+                    prepare(built.objects)
+                twin = with_captured(built.resolve(graphdef.root))
+                if call is None:  # with no frame between: JAX records the stack of each operation
+                    function, args, kwargs = twin.parts()
+                    result = function(*args, **kwargs)
+                else:
+                    result = call(twin)
+                tell_watcher()
+                found = diff(graphdef, built, result, lanes=grouping.lanes)
+                if attempt is not None:
+                    attempt.refuse_copies(found.new, scope)
+                picked = None if pick is None else pick(result)
+                inside = Inside(*_report(graphdef, leaves, grouping, built, found), picked)
+        finally:
+            # in place, and this first: an interrupt may come whenever a function is entered or left
+            del scopes[depth:]
+            if scope in OPEN:
+                OPEN.remove(scope)
+            HOOKS.let_go()
+            spend(twins + scope.stand_ins)
+            left = places.take_back(scope)
+            check_opaques(graphdef)
     finally:
-        # in place, and this first: an interrupt may come whenever a function is entered or left
-        del scopes[depth:]
-        if scope in OPEN:
-            OPEN.remove(scope)
-        HOOKS.let_go()
-        spend(twins + scope.stand_ins)
-        left = places.take_back(scope)
-        check_opaques(graphdef)
+        del outer_levels[height:]
+        level.trace = None
+        if level in OPEN_LEVELS:
+            OPEN_LEVELS.remove(level)
     refuse_leaks(left)
     return inside
+
+
+def _scope_of(attempt: Attempt | None, built: Built, twins: Sequence[Any]) -> Scope:
+    if attempt is None:
+        return Scope(None, twins, None)
+    outer = [attempt.flat.objects[i] for i in built.recipe.identities]
+    return Scope(outer, twins, attempt.opener, attempt.captured, attempt.hooked)
 
 
 def _report(

@@ -28,7 +28,6 @@ from anabranch.graph._recording import (
     set_records,
 )
 from anabranch.graph._state import State
-from anabranch.graph._tokens import call_at_own_level
 from anabranch.graph._variable import Intermediate, Perturbation
 from anabranch.transforms._box import ONE_GROUP, finish, run_inside
 from anabranch.transforms._call import Call, flatten_call
@@ -102,7 +101,7 @@ def _is_kind(x: Any) -> bool:
 def _captured(function: Any, kinds: tuple[type, ...], init: State | None) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         flat = flatten_call(_record, (Call(function, args, kwargs), kinds, init), {}, (function,))
-        inside = call_at_own_level(run_inside, flat.graphdef, flat.leaves, ONE_GROUP)
+        inside = run_inside(flat.graphdef, flat.leaves, ONE_GROUP)
         return finish(flat, inside.report, inside.groups)
 
     remake = functools.partial(_captured, kinds=kinds, init=init)

@@ -74,7 +74,7 @@ def cond(
     names = [f"true_fun ({where(true_fun)})", f"false_fun ({where(false_fun)})"]
     operands = _operands(operands, operand)
     if _is_debugged(pred):
-        return true_fun(*operands) if pred else false_fun(*operands)
+        return _run_one(true_fun if pred else false_fun, operands)
     return _run("cond", choose, pred, (true_fun, false_fun), names, operands)
 
 
@@ -129,12 +129,12 @@ def switch(
     names = [f"branches[{i}] ({where(f)})" for i, f in enumerate(branches)]
     operands = _operands(operands, operand)
     if _is_debugged(index):
-        return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
+        return _run_one(branches[min(max(int(index), 0), len(branches) - 1)], operands)
     return _run("switch", choose, index, branches, names, operands)
 
 
 def _is_debugged(index: Any) -> bool:
-    """Tell whether the Python branch is run as it is, as JAX does with `jax.disable_jit`."""
+    """Tell whether only the branch that is chosen is run, as JAX does with `jax.disable_jit`."""
     config: Any = jax.config
     return config.jax_disable_jit and not is_tracer(index)
 
@@ -184,6 +184,14 @@ def _run(
     leaves = array_leaves(flat.leaves)
     report, outputs = call_kept((kind, graphdef), targets, make, index, *leaves)
     return finish(flat, report, [outputs])
+
+
+@lifting
+def _run_one(function: Any, operands: tuple[Any, ...]) -> Any:
+    """Run a branch in the trace of the caller."""
+    flat = flatten_call(function, operands, {})
+    inside = run_inside(flat.graphdef, flat.leaves, ONE_GROUP)
+    return finish(flat, inside.report, inside.groups)
 
 
 def _trace(graphdef: GraphDef, number: int, refs: Sequence[Any]) -> Any:

@@ -19,7 +19,6 @@ from anabranch.graph._delta import Diff, apply
 from anabranch.graph._flatten import Flat
 from anabranch.graph._graphdef import Edge, GraphDef
 from anabranch.graph._leaf_info import call_text
-from anabranch.graph._tokens import call_at_own_level
 from anabranch.transforms._box import Assignment, Report, array_outputs, finish, run_inside
 
 
@@ -94,16 +93,13 @@ def run_to_outcome(
 ) -> Outcome:
     """Run a function on twins.
 
-    It may run in the trace of its caller: so it has a level of its own, or it would own all
-    objects of the caller.
-
     Arguments:
         graphdef: of the call.
         leaves: its leaves, inside.
         shapes: their shapes outside.
     """
     groups = _WrittenOrKept()
-    inside = call_at_own_level(run_inside, graphdef, leaves, groups)
+    inside = run_inside(graphdef, leaves, groups)
     _, outputs = inside.groups
     checks: list[_Check] = []
     entered: list[Any] = []

@@ -138,7 +138,7 @@ class Runners:
 
     def __init__(self, limit: int = 512) -> None:
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # keys are compared, and finalisers run: they may call
         self._kept: OrderedDict[Any, _Kept] = OrderedDict()
 
     def __len__(self) -> int:
@@ -168,7 +168,8 @@ class Runners:
         with self._lock:
             kept = self._kept.get(entry)
             if kept is not None:
-                self._kept.move_to_end(entry)
+                with contextlib.suppress(KeyError):  # one of the functions has just died
+                    self._kept.move_to_end(entry)
         if kept is None or kept.captured is None or kept.captured != captured(functions):
             kept = _Kept(make())
         called, traced = kept, False

@@ -134,7 +134,24 @@ def loops(steps: int) -> dict[str, Wrap]:
     return {name: packed(functools.partial(run, steps=steps)) for name, run in found.items()}
 
 
-STEADY: dict[str, Wrap] = loops(1)
+def without_jit(wraps: dict[str, Wrap]) -> dict[str, Wrap]:
+    """Return the same where JAX does not trace: functions run in the trace of their caller."""
+
+    def disabled(wrap: Wrap) -> Wrap:
+        def wrapped(f: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with jax.disable_jit():
+                    return wrap(f)(*args, **kwargs)
+
+            return call
+
+        return wrapped
+
+    return {f"{name} without jit": disabled(wrap) for name, wrap in wraps.items()}
+
+
+EXACT |= without_jit({name: EXACT[name] for name in ("jit", "cond", "switch")})
+STEADY: dict[str, Wrap] = {**loops(1), **without_jit(loops(1))}
 """Equal to the plain call if the function leaves the structure that it started from."""
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import dis
 import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import pytest
 from flax import nnx
 
 import anabranch as ab
-from anabranch.graph._turn import FREE, HAS_LOCK, HOLDER, in_turn
+from anabranch.graph._turn import FREE, HAS_LOCK, in_turn
 from anabranch.transforms._follower import FILE
 
 pytestmark = pytest.mark.skipif(not HAS_LOCK, reason="threads run at the same time")
@@ -138,18 +139,17 @@ def test_no_turn_is_taken_unless_it_is_somebodys(form, monkeypatch):
     for _ in range(CALLS):
         function(*plain)
 
-    class Noted:
-        taken = 0
+    taken: list[int] = []
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            Noted.taken += value is not None
-            setattr(HOLDER, name, value)
+    def noted() -> int:
+        taken.append(get_ident())
+        return taken[-1]
 
-    monkeypatch.setitem(follower.__globals__, "HOLDER", Noted())
+    monkeypatch.setitem(follower.__globals__, "get_ident", noted)
     for expected in (0, 1, 1, 2):
-        call = jitted if expected == Noted.taken else in_turn(jitted)
+        call = jitted if expected == len(taken) else in_turn(jitted)
         call(*args), function(*plain)
-        assert Noted.taken == expected
+        assert len(taken) == expected
         assert leaves(args) == leaves(plain)
         assert FREE == [None]
 

@@ -1,11 +1,15 @@
 """What a finaliser writes while a call ends is neither lost nor forgotten.
 
-The garbage collector may come along wherever something is made, and run code of the user.
+The garbage collector may come along wherever something is made, and run code of the user; handlers
+of signals run where Python looks for them.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
+import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,11 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import anabranch as ab
-from anabranch import transforms
+from anabranch import contextvars_ext, transforms
+from anabranch.contextvars_ext import _keystream_var
 from anabranch.errors import CapturedWriteError, ConcurrentWriteError
 from anabranch.graph._turn import COMMITS, FREE, in_turn
+from tests.transforms.interrupting import Interrupting
 
 CALLS = 8
 
@@ -277,3 +284,114 @@ def test_nothing_is_held_after_an_error():
     assert [ref().held for ref in model.all[0]._memories] == [None]
     step(model)
     assert leaves(model) == [101, *[CALLS + 1] * 5, 0]
+
+
+class Meanwhile(Interrupting):
+    """Call something at one of the places where Python looks for signals, in place of a raise."""
+
+    def __init__(self, number: int, does: Callable[[], Any]) -> None:
+        super().__init__(number)
+        self._does = does
+
+    def _look(self, frame: types.FrameType, event: str, argument: object) -> None:
+        try:
+            super()._look(frame, event, argument)
+        except KeyboardInterrupt:
+            self._does()
+
+
+class Counter(ab.Module):
+    def __init__(self) -> None:
+        self.count = ab.Variable(jnp.array(0))
+        self.variable = nnx.Variable(jnp.array(0))
+
+    def both(self) -> list[Any]:
+        return [self.count, self.variable]
+
+
+def add_one(counter: Counter) -> None:
+    for variable in counter.both():
+        variable[...] += 1
+
+
+def add_two(counter: Counter) -> None:
+    add_one(counter), add_one(counter)
+
+
+def conditionally(counter: Counter) -> None:
+    transforms.cond(True, add_one, add_two, counter)
+
+
+def by_use(counter: Counter) -> None:
+    transforms.jit(lambda: add_one(counter))()
+
+
+DOORS = [transforms.jit(add_one), transforms.remat(add_one), conditionally, by_use]
+
+
+@pytest.mark.parametrize("door", DOORS, ids=["jit", "remat", "cond", "by use"])
+def test_a_handler_may_make_the_same_call_wherever_it_runs(door):
+    one, other = Counter(), Counter()
+    for counter in one, other:
+        for _ in range(CALLS):
+            door(counter)
+    done = [CALLS, CALLS]
+    failed: list[BaseException] = []
+
+    def handle() -> None:
+        try:
+            door(other)
+            done[1] += 1
+        except BaseException as error:
+            if door is not by_use or type(error) is not CapturedWriteError:
+                failed.append(error)  # refused while the function is traced
+
+    def run() -> None:
+        for place in itertools.count(step=31 if door is by_use else 7):
+            meanwhile = Meanwhile(place, handle)
+            with meanwhile:
+                door(one)
+            done[0] += 1
+            counts = [[int(v[...]) for v in counter.both()] for counter in (one, other)]
+            if door is by_use:  # what a handler has done is undone where the function runs again
+                done[1] = min(done[1], counts[1][0])
+            if counts != [[n, n] for n in done]:
+                failed.append(AssertionError(place, counts, done))
+            if failed or not meanwhile.raised:
+                return
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it waits for itself"
+    assert not failed
+    assert done[1] > CALLS + 1
+
+
+def test_a_handler_that_draws_a_key_first_draws_from_the_same_stream(monkeypatch):
+    drawn: list[Any] = []
+
+    def make(key: Any) -> Any:
+        monkeypatch.undo()
+        drawn.append(contextvars_ext.get_next_key())
+        return contextvars_ext.KeyStream(key)
+
+    contextvars_ext.set_default_seed(3)
+    monkeypatch.setattr(_keystream_var, "KeyStream", make)
+    drawn.append(contextvars_ext.get_next_key())
+    expected = [jax.random.fold_in(jax.random.key(3), i) for i in range(2)]
+    assert [x == y for x, y in zip(drawn, expected, strict=True)] == [True, True]
+
+
+def test_a_handler_that_asks_for_a_default_first_gets_the_same():
+    got: list[Any] = []
+
+    def make() -> object:
+        if not got:
+            got.append(None)
+            got[0] = variable.get()
+        return object()
+
+    variable = contextvars_ext.JitAwareContextVar(default_factory=make)
+    got.append(variable.get())
+    assert got[0] is got[1]
