@@ -4,9 +4,9 @@
     python benchmarks/random_programs.py --count 20000 --jobs 2 --transform nested
 
 `nested` puts one to three transforms, chosen by the seed, around each function. In `captured`,
-functions reach objects by closures, globals, defaults and such. `loops` are of several steps, and
-compared with the Python loop; in `lanes`, each lane has values of its own, and is compared with the
-function called on that lane alone.
+functions reach objects by closures, globals, defaults and such; in `untraced`, they run under
+`jax.disable_jit`. `loops` are of several steps, and compared with the Python loop; in `lanes`, each
+lane has values of its own, and is compared with the function called on that lane alone.
 
 Prints the counts of equal, unequal and refused programs and the first failures, made smaller, as
 Python. The programs are those of `tests/property`: a seed is a program.

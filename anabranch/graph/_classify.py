@@ -212,9 +212,15 @@ def check_static(obj: Any) -> None:
             )
     hidden = _hidden_node(obj)
     if hidden is not None:
+        can_be_decorated = not isinstance(obj, (weakref.ref, types.BuiltinMethodType))
+        remedy = (
+            "decorate the class with `@graph.node`, or hold it in a Module, a list, a dict or a "
+            "tuple"
+            if can_be_decorated
+            else "put the object itself here, or keep this outside of what is split"
+        )
         raise NodeTypeError(
-            f"this {name} holds a {type(hidden).__name__} where it cannot be tracked: decorate the "
-            "class with `@graph.node`, or hold it in a Module, a list, a dict or a tuple"
+            f"this {name} holds a {type(hidden).__name__} where it cannot be tracked: {remedy}"
         )
     if cls.__hash__ is None:
         raise NodeTypeError(

@@ -285,8 +285,9 @@ class SpentModule(Module):
             return object.__getattribute__(self, name)
         raise SpentTwinError(
             f"Attribute {name!r} was read from the inner twin of an argument of a transformed "
-            "function, which was kept (in a global, a list, a closure) after that function had "
-            "been traced. Return the object, or use the one that was passed as the argument."
+            "function, which was kept (in a global, a list, a closure, a host callback) after "
+            "that function had been traced. Return the object, or use the one that was passed as "
+            "the argument."
         )
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -27,8 +27,8 @@ class SpentVariable(Variable):
         if name in ("_value", "_metadata", "_token", "value"):
             raise SpentTwinError(
                 "This Variable is the inner twin of an argument of a transformed function, and "
-                "was kept (in a global, a list, a closure) after that function had been traced. "
-                "Return it, or use the object that was passed as the argument."
+                "was kept (in a global, a list, a closure, a host callback) after that function "
+                "had been traced. Return it, or use the object that was passed as the argument."
             )
         return object.__getattribute__(self, name)
 
@@ -50,9 +50,9 @@ class _SpentKind(Kind):
 
     def open(self, obj: Any) -> Opened:
         raise SpentTwinError(
-            f"{obj!r} was kept (in a global, a list, a closure) after the function that it was "
-            "made for had been traced, and is used again here. Return it from the function, or "
-            "use the object that was passed as the argument."
+            f"{obj!r} was kept (in a global, a list, a closure, a host callback) after the "
+            "function that it was made for had been traced, and is used again here. Return it from "
+            "the function, or use the object that was passed as the argument."
         )
 
 

@@ -189,10 +189,9 @@ def run_with_prologue(
             result = _try(lifting(attempt), Targets(resolved), made.args, made.kwargs)
         except StructureError as error:
             raise _not_enough(prologue, str(error)) from None
-        except AnabranchError:
-            raise
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            if prologue.is_repeated:
+            refused = isinstance(error, AnabranchError) and not isinstance(error, AttributeError)
+            if refused or prologue.is_repeated:
                 raise  # the loop in Python does so, too
             text = f"{type(error).__name__}: {error}"
             raise _not_enough(prologue, text) from error

@@ -355,6 +355,7 @@ class TestRefusals:
         v = ab.Param(1.0)
         for value in (weakref.ref(v), {"a": v}.get, {"a": v}.values(), ValueError(v)):
             self.check(value, "tracked|state")
+        self.check(weakref.ref(v), "put the object itself here")  # its class is not the user's
         for value in (frozenset({v}), {(1, v): 2}):
             with pytest.raises(ab.errors.AnabranchError, match=r"\[0\].*cannot be tracked"):
                 ab.split({"inner": [value]})

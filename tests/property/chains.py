@@ -17,14 +17,21 @@ from tests.property.programs import Style, generate, repeated
 from tests.property.scenario import Action, Call, Outside, Rebind, Scenario
 from tests.property.spread import LANES, Spread
 from tests.property.worlds import Case, Transform
-from tests.transforms.contract import EXACT, STEADY, loops, packed
+from tests.transforms.contract import (
+    EXACT,
+    EXACT_WITHOUT_JIT,
+    STEADY_WITHOUT_JIT,
+    loops,
+    packed,
+)
 
 INSIDE = {
     name: wrap
     for name, wrap in EXACT.items()
     # those of several devices are slow to compile; they have tests of their own
-    if name not in ("pmap", "shard_map")
+    if name not in ("pmap", "shard_map", *EXACT_WITHOUT_JIT)
 }
+STEADY = loops(1)
 INNER = {**INSIDE, **STEADY}
 
 
@@ -56,6 +63,21 @@ def captured(seed: int) -> Case:
     if seed % 2:
         return Case(generate(seed, Style(captures=True)), transforms.jit)
     return nested(seed, captures=True)
+
+
+def untraced(seed: int) -> Case:
+    """Return a program whose functions run in the trace of their caller, perhaps in another one."""
+    choose = random.Random(f"untraced {seed}")
+    steady = choose.random() < 0.4
+    untraced = STEADY_WITHOUT_JIT if steady else EXACT_WITHOUT_JIT
+    chain = [untraced[choose.choice(list(untraced))]]
+    scenario = generate(seed, Style(captures=seed % 2 == 1))
+    name = choose.choice([*INSIDE, *[""] * len(INSIDE)])
+    if name:
+        chain.insert(choose.choice([0, 1]), INSIDE[name])
+    if steady or drops_results([name]):
+        scenario = without_results(scenario)
+    return Case(scenario, composed(chain), may_refuse=(StructureError,) if steady else ())
 
 
 def repeating(seed: int) -> Case:
@@ -103,6 +125,7 @@ CASES: dict[str, Callable[[int], Case]] = {
     "jit": jit,
     "nested": nested,
     "captured": captured,
+    "untraced": untraced,
     "loops": repeating,
     "lanes": in_lanes,
 }

@@ -40,6 +40,11 @@ def test_random_programs_are_equal_with_captured_objects(chunk):
 
 
 @pytest.mark.parametrize("chunk", range(4))
+def test_random_programs_are_equal_where_jax_does_not_trace(chunk):
+    check("untraced", chunk)
+
+
+@pytest.mark.parametrize("chunk", range(4))
 def test_random_programs_in_loops_are_equal_to_the_python_loop(chunk):
     check("loops", chunk)
 

@@ -150,8 +150,10 @@ def without_jit(wraps: dict[str, Wrap]) -> dict[str, Wrap]:
     return {f"{name} without jit": disabled(wrap) for name, wrap in wraps.items()}
 
 
-EXACT |= without_jit({name: EXACT[name] for name in ("jit", "cond", "switch")})
-STEADY: dict[str, Wrap] = {**loops(1), **without_jit(loops(1))}
+EXACT_WITHOUT_JIT = without_jit({name: EXACT[name] for name in ("jit", "cond", "switch")})
+STEADY_WITHOUT_JIT = without_jit(loops(1))
+EXACT |= EXACT_WITHOUT_JIT
+STEADY: dict[str, Wrap] = {**loops(1), **STEADY_WITHOUT_JIT}
 """Equal to the plain call if the function leaves the structure that it started from."""
 
 
