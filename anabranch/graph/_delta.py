@@ -357,45 +357,34 @@ def commit(
         name: how an object is called in messages, given its index.
         indices: the index of each object.
     """
-
-    def check(i: int) -> None:
-        obj = writes[i].obj
-        if expected is not None and not _kind_of(obj).holds(obj, *expected[i]):
-            where = name(indices[i]) if name is not None else type(obj).__name__
-            raise changed_meanwhile(where, type(obj))
-
     collects = gc.isenabled()
     try:
         gc.disable()  # so that no finaliser writes meanwhile
         for i, (obj, _, _) in enumerate(writes):
-            _kind_of(obj).check_writable(obj)
-            check(i)
-        _write_all(writes, check)
+            kind: Any = _classify.rule_of(obj)
+            kind.check_writable(obj)
+            if expected is not None and not kind.holds(obj, *expected[i]):
+                where = name(indices[i]) if name is not None else type(obj).__name__
+                raise changed_meanwhile(where, type(obj))
+        _write_all(writes)
     finally:
         if collects:
             gc.enable()
 
 
-def _write_all(writes: Sequence[Write], check: Callable[[int], None]) -> None:
+def _write_all(writes: Sequence[Write]) -> None:
     done: list[Write] = []  # what there was
     COMMITS.begun += 1
     try:
-        for i, write in enumerate(writes):
+        for write in writes:
             obj = write.obj
-            before = Write(obj, type(obj), _kind_of(obj).open(obj))
-            check(i)  # again: other threads may write without taking turns
-            done.append(before)
+            kind: Any = _classify.rule_of(obj)
+            done.append(Write(obj, type(obj), kind.open(obj)))
             _write(write)
     except BaseException:
-        for i, before in reversed([*enumerate(done)]):
-            is_last = i == len(done) - 1  # which may have been written by half
-            if is_last or _holds(*writes[i]):  # else somebody has written since
-                _write(before)
+        for before in reversed(done):
+            _write(before)
         raise
-
-
-def _kind_of(obj: Any) -> Any:
-    return _classify.rule_of(obj)
 
 
 def _write(write: Write) -> None:
@@ -403,11 +392,8 @@ def _write(write: Write) -> None:
     if cls is not type(obj):
         object.__setattr__(obj, "__class__", cls)
         STRUCTURE.renew_variables()
-    _kind_of(obj).fill(obj, *contents)
-
-
-def _holds(obj: Any, cls: type, contents: Contents) -> bool:
-    return type(obj) is cls and _kind_of(obj).holds(obj, *contents)
+    kind: Any = _classify.rule_of(obj)
+    kind.fill(obj, *contents)
 
 
 @in_turn
