@@ -253,7 +253,6 @@ class Ending:
             source.add(f"new = {self._outputs()}", 2)
         else:
             source.add("written = old = new = ()", 2)
-        source.add("writer.check(holders, before)", 2)
         if tells:
             source.add("writer.tell(objects)", 2)
         source.add("changes = written, old, new, holders, before, placed", 2)
